@@ -1,0 +1,24 @@
+"""Every test runs in float64 with strict dtype promotion; docstring examples run with JAX's defaults, as a user's would."""
+
+import os
+
+# Before JAX starts: eight virtual devices, of which most tests use the first, and quick rather than fast programs.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + (
+    " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
+
+import jax
+import pytest
+from _pytest.doctest import DoctestItem
+
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.fixture(autouse=True)
+def examples_run_as_a_user_would(request):
+    if not isinstance(request.node, DoctestItem):
+        yield
+        return
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
+        yield

@@ -1,0 +1,44 @@
+"""Sharpness-aware training at the cost of plain training.
+
+The names below are for JAX and load on first use, so that ``import looksam`` needs no framework. The same rules for
+PyTorch are in ``looksam.torch``.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from looksam.optax_adapter import as_optimizer
+    from looksam.rules import Rule, StepInfo, layer_sam, look_layer_sam, look_sam, sam, sam_k
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Rule",
+    "StepInfo",
+    "as_optimizer",
+    "layer_sam",
+    "look_layer_sam",
+    "look_sam",
+    "sam",
+    "sam_k",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'looksam' has no attribute {name!r}; it has {', '.join(__all__)}")
+    module = "looksam.optax_adapter" if name == "as_optimizer" else "looksam.rules"
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("jax", "jaxlib", "optax"):
+            raise
+        raise ImportError(
+            f"looksam.{name} needs {error.name}, which is not installed: pip install 'looksam[jax]'",
+            name=error.name,
+        ) from error
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

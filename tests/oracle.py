@@ -1,0 +1,124 @@
+"""The rules and three optimizers in plain NumPy float64, from the formulas, one flat vector at a time.
+
+Nothing here comes from looksam or Optax: this is what they are judged by.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+EPS = np.finfo(np.float64).eps
+
+
+@dataclass
+class RuleOracle:
+    """ρ, α, k, p and the ball; ``layers`` are slices of the flat vector (None: the global ball)."""
+
+    rho: float
+    k: int = 1
+    alpha: float | None = None  # None: the plain gradient between refreshes
+    p: float = 2.0
+    scaling: str | None = None
+    layers: list = field(default_factory=list)
+    count: int = 0
+    g_v: np.ndarray | None = None
+
+    def epsilon(self, g, w):
+        q = 1.0 if math.isinf(self.p) else self.p / (self.p - 1)
+        one_over_p = 0.0 if math.isinf(self.p) else 1 / self.p
+        if self.scaling is None:
+            return self.rho * power(g, q) / denominator(g, q, one_over_p)
+        weight, ratio = np.zeros_like(g), np.zeros_like(g)
+        for layer in self.layers:
+            size_w, size_g = math.sqrt(np.sum(w[layer] ** 2)), math.sqrt(np.sum(g[layer] ** 2))
+            weight[layer] = size_w
+            ratio[layer] = size_w / size_g if size_g > 0 else 0.0
+        if self.scaling == "adaptive":
+            scaled = weight * g
+            return self.rho * weight * power(scaled, q) / denominator(scaled, q, one_over_p)
+        u = ratio * power(g, q)
+        if self.scaling == "literal":
+            return self.rho * u / denominator(g, q, one_over_p)
+        size_u = np.max(np.abs(u), initial=0.0) if math.isinf(self.p) else np.sum(np.abs(u) ** self.p) ** one_over_p
+        return self.rho * u / size_u if size_u > 0 else np.zeros_like(u)
+
+    def step(self, gradient, w):
+        """The gradient the optimizer sees, and what the step's info should say."""
+        g, refresh = gradient(w), self.count % self.k == 0
+        self.count += 1
+        norm_g = math.sqrt(g @ g)
+        if refresh:
+            g_s = gradient(w + self.epsilon(g, w))
+            g_v = g_s - (g @ g_s) / (g @ g) * g if norm_g > 0 else np.zeros_like(g)
+            if math.sqrt(g_v @ g_v) <= 16 * EPS * math.sqrt(g_s @ g_s):
+                g_v = np.zeros_like(g_v)
+            self.g_v = g_v
+            returned = g_s
+        elif self.alpha is not None and np.any(self.g_v):
+            returned = g + self.alpha * norm_g / math.sqrt(self.g_v @ self.g_v) * self.g_v
+        else:
+            returned = g
+        norm_v = math.sqrt(self.g_v @ self.g_v) if refresh or self.alpha is not None else 0.0
+        norm = math.sqrt(returned @ returned)
+        if norm_g == 0:
+            cosine = 1.0
+        else:
+            cosine = (g @ returned) / norm_g / norm if norm > 0 else 0.0
+        return returned, (norm_g, norm, norm_v, cosine, refresh)
+
+
+def power(g, q):
+    return np.sign(g) * np.abs(g) ** (q - 1) if q != 1 else np.sign(g)
+
+
+def denominator(g, q, one_over_p):
+    total = np.sum(np.abs(g) ** q) ** one_over_p
+    return total if total > 0 else 1.0
+
+
+class SGDM:
+    """Heavy-ball momentum 0.9."""
+
+    def __init__(self, learning_rate):
+        self.learning_rate, self.velocity = learning_rate, 0.0
+
+    def step(self, w, g, leaves):
+        self.velocity = 0.9 * self.velocity + g
+        return w - self.learning_rate * self.velocity
+
+
+class Adam:
+    """Adam's direction with bias correction; the base of the two below."""
+
+    def __init__(self, learning_rate, epsilon, decay):
+        self.learning_rate, self.epsilon, self.decay = learning_rate, epsilon, decay
+        self.mean, self.square, self.count = 0.0, 0.0, 0
+
+    def direction(self, w, g):
+        self.count += 1
+        self.mean = 0.9 * self.mean + 0.1 * g
+        self.square = 0.999 * self.square + 0.001 * g**2
+        mean, square = self.mean / (1 - 0.9**self.count), self.square / (1 - 0.999**self.count)
+        return mean / (np.sqrt(square) + self.epsilon) + self.decay * w
+
+
+class AdamW(Adam):
+    def __init__(self, learning_rate):
+        super().__init__(learning_rate, epsilon=1e-8, decay=0.01)
+
+    def step(self, w, g, leaves):
+        return w - self.learning_rate * self.direction(w, g)
+
+
+class LAMB(Adam):
+    def __init__(self, learning_rate):
+        super().__init__(learning_rate, epsilon=1e-6, decay=0.01)
+
+    def step(self, w, g, leaves):
+        direction, w = self.direction(w, g), w.copy()
+        for leaf in leaves:  # one trust ratio a tensor, 1 where either norm is 0
+            size_w, size_d = np.linalg.norm(w[leaf]), np.linalg.norm(direction[leaf])
+            trust = size_w / size_d if size_w > 0 and size_d > 0 else 1.0
+            w[leaf] = w[leaf] - self.learning_rate * trust * direction[leaf]
+        return w

@@ -1,0 +1,61 @@
+"""The package as a user meets it: what imports what, which names there are, and documents that do not drift."""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import looksam
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def test_import_loads_no_framework():
+    result = run("import looksam, sys; print([m for m in ('jax', 'optax', 'torch', 'flax') if m in sys.modules])")
+    assert result.stdout == "[]\n", result.stderr
+
+
+@pytest.mark.parametrize("missing", ["jax", "optax"])
+def test_a_missing_extra_names_the_install_command(missing):
+    result = run(f"import sys; sys.modules['{missing}'] = None; import looksam; looksam.as_optimizer")
+    assert f"needs {missing}, which is not installed: pip install 'looksam[jax]'" in result.stderr
+
+
+def test_public_names():
+    assert looksam.__all__ == sorted(looksam.__all__)
+    for name in looksam.__all__:
+        assert getattr(looksam, name).__doc__
+        assert name in dir(looksam)
+    with pytest.raises(AttributeError, match="'lok_sam'; it has"):
+        looksam.lok_sam  # noqa: B018
+
+
+def test_formulas_point_at_their_lines():
+    text = (ROOT / "docs/maths.md").read_text()
+    rows = re.findall(r"^\| \((\d+)\) .*\[(\S+):(\d+)\]\(\.\./(\S+)#L(\d+)\) \|$", text, re.MULTILINE)
+    assert [int(row[0]) for row in rows] == list(range(1, len(rows) + 1))
+    for number, file, line, link, anchor in rows:
+        assert (file, line) == (link, anchor)
+        assert f"# ({number})" in (ROOT / file).read_text().splitlines()[int(line) - 1]
+    tagged = sum(len(re.findall(r"# \(\d+\)", path.read_text())) for path in (ROOT / "looksam/rules").glob("*.py"))
+    assert tagged == len(rows) > 0
+
+
+def test_the_cost_table_is_the_stored_measurement():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from rules import markdown
+
+    rows = json.loads((ROOT / "results/benchmarks/rules.json").read_text())
+    assert markdown(rows) in (ROOT / "docs/maths.md").read_text()
+
+
+def test_versions_are_pinned_without_hosts():
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        assert re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][A-Za-z0-9.]*", line), line
