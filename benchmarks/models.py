@@ -26,7 +26,7 @@ def mlp(widths: tuple[int, ...] = (1024, 4096, 3072, 1024, 10), batch: int = 8) 
     return params, _cross_entropy(logits), _batch((batch, widths[0]))
 
 
-def vit(width: int = 128, depth: int = 4, heads: int = 4, patch: int = 4, batch: int = 32) -> Model:
+def vit(width: int = 128, depth: int = 4, heads: int = 4, patch: int = 4, batch: int = 16) -> Model:
     """A ViT of 0.8M parameters on 64 tokens."""
     tokens, keys = (32 // patch) ** 2, iter(jax.random.split(jax.random.key(0), 6 * depth + 3))
 
@@ -56,7 +56,7 @@ def vit(width: int = 128, depth: int = 4, heads: int = 4, patch: int = 4, batch:
     return params, _cross_entropy(logits), _batch((batch, 32, 32, 3))
 
 
-def resnet(width: int = 16, blocks: int = 2, batch: int = 32) -> Model:
+def resnet(width: int = 16, blocks: int = 2, batch: int = 16) -> Model:
     """A ResNet of three stages with batch normalisation, 0.2M parameters."""
     keys = iter(jax.random.split(jax.random.key(0), 6 * blocks + 5))
 

@@ -1,0 +1,92 @@
+"""Compare methods on one recipe, or pick each method's ρ and α on a validation split."""
+
+import platform
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+import looksam
+from looksam.compare.sweep import SHARPNESS_RHO, Sweep, curve_epochs
+from looksam.compare.timing import time_ratios
+from looksam.train.feed import load
+from looksam.train.optimizers import gradients_per_step
+from looksam.train.recipe import Recipe
+
+CURVE_POINTS = 10
+Say = Callable[[str], None]
+
+
+def compare(
+    recipe: Recipe, settings: dict[str, dict[str, Any]], *, seeds: int, rounds: int = 20, say: Say = print
+) -> dict[str, Any]:
+    """Train every method at its own settings; what comes out, as plain numbers.
+
+    Args:
+      recipe: what all methods share.
+      settings: method to its ρ, α and k. ``"base"`` is always trained.
+      seeds: runs of each method, from ``recipe.seed`` on.
+      rounds: of interleaved timing.
+      say: gets a line of text as each method is done.
+    """
+    dataset = load(recipe)
+    sweeps, results = {}, {}
+    everything: dict[str, dict[str, Any]] = {"base": {}} | settings
+    for name, chosen in everything.items():
+        own = recipe.replace(method=name, **chosen)
+        sweep = Sweep(own, dataset, seeds, [{}])
+        curve = sweep.run(CURVE_POINTS)[:, 0]
+        sweeps[name] = sweep
+        results[name] = {
+            "settings": chosen,
+            "gradients_per_step": gradients_per_step(own),
+            "accuracy": curve[-1].tolist(),
+            "curve": curve.tolist(),
+            "sharpness": sweep.sharpness()[0].tolist(),
+        }
+        say(f"{name}: {summary(curve[-1])} %")
+    for name, quartiles in time_ratios(sweeps, rounds).items():
+        results[name]["time_ratio"] = quartiles
+    return {
+        "recipe": recipe.to_dict(),
+        "seeds": seeds,
+        "curve_epochs": curve_epochs(recipe.epochs, CURVE_POINTS),
+        "sharpness_rho": SHARPNESS_RHO,
+        "methods": results,
+        "versions": versions(),
+    }
+
+
+def tune(recipe: Recipe, grids: dict[str, list[dict[str, Any]]], *, seeds: int, say: Say = print) -> dict[str, Any]:
+    """For each method, the setting of its grid with the best mean accuracy on a validation split.
+
+    The split comes out of the training set, so the test set is not read. All settings and seeds train together.
+    """
+    if not recipe.validation:
+        raise ValueError("tuning needs a validation split; pass --validation, the share of the training set held out.")
+    dataset = load(recipe)
+    results = {}
+    for name, grid in grids.items():
+        own = recipe.replace(method=name, **{k: v for k, v in grid[0].items() if k == "k"})
+        scores = Sweep(own, dataset, seeds, grid).run(1)[-1]
+        best = int(np.argmax(scores.mean(axis=1)))
+        for setting, score in zip(grid, scores, strict=True):
+            say(f"{name} {setting}: {summary(score)} %")
+        say(f"{name} picks {grid[best]}")
+        results[name] = {"pick": grid[best], "grid": grid, "accuracy": scores.tolist()}
+    return {"recipe": recipe.to_dict(), "seeds": seeds, "methods": results, "versions": versions()}
+
+
+def standard_error(values: np.ndarray) -> float:
+    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+
+
+def summary(values: np.ndarray) -> str:
+    return f"{np.mean(values):.2f} ± {standard_error(values):.2f}"
+
+
+def versions() -> dict[str, str]:
+    python = platform.python_version()
+    return {"looksam": looksam.__version__, "jax": jax.__version__, "optax": optax.__version__, "python": python}

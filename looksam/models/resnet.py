@@ -1,0 +1,143 @@
+"""Residual networks: post-activation, BatchNorm, projection where the shape changes.
+
+Bottlenecks are of version 1.5: the 3×3 convolution takes the stride, not the first 1×1. Images with a side past 64 get
+the ImageNet stem (7×7 of stride 2, then max-pooling), smaller ones the CIFAR stem (3×3).
+
+Reference: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from looksam.models import checks
+from looksam.models.layers import BatchNorm, conv, head, mean_position
+from looksam.models.pure import MakeModule
+
+SMALL_SIDE = 64  # up to here an image gets the CIFAR stem
+EXPANSION = 4  # a bottleneck's output channels over its inner ones
+
+
+class Unit(nnx.Module):
+    """Convolution and BatchNorm."""
+
+    def __init__(
+        self,
+        n_in: int,
+        n_out: int,
+        size: int,
+        stride: int = 1,
+        *,
+        zero_scale: bool = False,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        self.conv = conv(n_in, n_out, size, stride, dtype=dtype, rngs=rngs)
+        self.norm = BatchNorm(n_out, dtype=dtype, zero_scale=zero_scale)
+
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        return self.norm(self.conv(x), train=train)
+
+
+class Block(nnx.Module):
+    """relu(skip(x) + units(x)), with a ReLU after each unit but the last: two 3×3, or 1×1, 3×3, 1×1."""
+
+    def __init__(
+        self,
+        n_in: int,
+        width: int,
+        stride: int,
+        *,
+        bottleneck: bool,
+        zero_init: bool,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        n_out = width * EXPANSION if bottleneck else width
+        plan = (
+            [(n_in, width, 1, 1), (width, width, 3, stride), (width, n_out, 1, 1)]
+            if bottleneck
+            else [(n_in, width, 3, stride), (width, n_out, 3, 1)]
+        )
+        last = len(plan) - 1
+        self.units = nnx.List(
+            [Unit(*p, zero_scale=zero_init and i == last, dtype=dtype, rngs=rngs) for i, p in enumerate(plan)]
+        )
+        changes = stride > 1 or n_in != n_out
+        self.skip = nnx.data(Unit(n_in, n_out, 1, stride, dtype=dtype, rngs=rngs) if changes else None)
+
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        skip = x if self.skip is None else self.skip(x, train=train)
+        for unit in self.units[:-1]:
+            x = jax.nn.relu(unit(x, train=train))
+        return jax.nn.relu(skip + self.units[-1](x, train=train))
+
+
+class ResNet(nnx.Module):
+    """Stem, stages of blocks (each stage after the first halves the image and doubles the width), head."""
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        num_classes: int,
+        *,
+        blocks: tuple[int, ...],
+        width: int,
+        bottleneck: bool,
+        zero_init: bool,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        self.large = max(image_shape[:2]) > SMALL_SIDE
+        size, stride = (7, 2) if self.large else (3, 1)
+        self.stem = Unit(image_shape[2], width, size, stride, dtype=dtype, rngs=rngs)
+        make = functools.partial(Block, bottleneck=bottleneck, zero_init=zero_init, dtype=dtype, rngs=rngs)
+        made, n_in = [], width
+        for stage, count in enumerate(blocks):
+            for i in range(count):
+                stride = 2 if stage > 0 and i == 0 else 1
+                inner = width * 2**stage
+                made.append(make(n_in, inner, stride))
+                n_in = inner * EXPANSION if bottleneck else inner
+        self.blocks = nnx.List(made)
+        self.head = head(n_in, num_classes, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array, *, train: bool, rngs: nnx.Rngs | None) -> jax.Array:
+        x = jax.nn.relu(self.stem(x, train=train))
+        if self.large:
+            x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+        for block in self.blocks:
+            x = block(x, train=train)
+        return self.head(mean_position(x))
+
+
+def resnet(
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    dtype: Any,
+    *,
+    blocks: tuple[int, ...] = (2, 2, 2),
+    width: int = 16,
+    bottleneck: bool = False,
+    zero_init: bool = False,
+) -> MakeModule:
+    """Any ResNet; the defaults are a desk size for 32² images (0.2M parameters).
+
+    ``blocks`` counts the residual blocks of each stage, so its length is the number of stages; ``width`` is the
+    first stage's. ``zero_init`` starts the last BatchNorm scale of each block at 0, so that a block starts as its skip.
+    """
+    counts = checks.wholes("blocks", blocks)
+    if not counts:
+        raise ValueError("blocks=() has no stage; pass the blocks of each stage, e.g. blocks=(2, 2, 2).")
+    make = functools.partial(
+        ResNet,
+        blocks=counts,
+        width=checks.whole("width", width),
+        bottleneck=checks.flag("bottleneck", bottleneck),
+        zero_init=checks.flag("zero_init", zero_init),
+        dtype=dtype,
+    )
+    return lambda rngs: make(image_shape, num_classes, rngs=rngs)

@@ -1,0 +1,67 @@
+"""Small models on real photographs, for a machine without an accelerator.
+
+Paper:    not in it; the models and the trainer are those of the paper's tables, in small.
+Command:  looksam train cifar100-small-vit --data-dir data --download
+Hardware: two CPU cores.
+Time:     TIME
+Score:    not in the paper.
+
+All settings are ours, after cifar100.py and vit.py; any other ``--method`` runs on them too. In runs as short as these
+the models have not fitted the data yet, and rho or alpha too large slows them: compare methods over more epochs.
+``imagenette-vit-s32`` reads a Parquet folder of ten ImageNet classes at 224², by default ``imagenette224-sample``
+inside of LOOKSAM_DATA.
+"""
+
+from looksam.recipes import cifar100, vit
+from looksam.train.recipe import Recipe
+
+HOURS = {"cifar100-small-resnet": "TIME", "cifar100-small-vit": "TIME", "imagenette-vit-s32": "TIME"}
+
+RECIPES: dict[str, Recipe] = {
+    "cifar100-small-resnet": cifar100.SETTINGS.replace(
+        train_limit=10_000, model="resnet_small", epochs=50, method="look_sam", k=5
+    ),
+    "cifar100-small-vit": Recipe(
+        dataset="cifar100",
+        train_limit=10_000,
+        model="vit",
+        patch=4,
+        width=128,
+        depth=4,
+        heads=4,
+        crop_padding=4,
+        optimizer="adamw",
+        learning_rate=1e-3,
+        schedule="cosine",
+        warmup_steps=200,
+        weight_decay=0.1,
+        decay_all=False,
+        clip_norm=1.0,
+        batch_size=128,
+        epochs=50,
+        method="look_sam",
+        rho=0.05,
+        alpha=0.7,
+        k=5,
+    ),
+    "imagenette-vit-s32": vit.RECIPES["vit_s32-look_sam-5"].replace(
+        dataset="parquet",
+        data_dir="imagenette224-sample",
+        workers=0,
+        randaugment=2,
+        randaugment_magnitude=10.0,
+        mixup=0.2,
+        learning_rate=1e-3,
+        warmup_steps=50,
+        batch_size=50,
+        epochs=30,
+    ),
+}
+
+
+def score(recipe: Recipe) -> float | None:
+    return None
+
+
+def cost(recipe: Recipe) -> str:
+    return "2 CPU cores"

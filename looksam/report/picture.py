@@ -1,0 +1,66 @@
+"""The picture of a comparison: accuracy against cost, and learning curves."""
+
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from looksam.report.table import display_name, title
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart; markers say the same again
+STYLES = {
+    "base": ("#000000", "o"),
+    "sam": ("#D55E00", "s"),
+    "sam_k": ("#009E73", "^"),
+    "look_sam": ("#0072B2", "D"),
+    "layer_sam": ("#CC79A7", "v"),
+    "look_layer_sam": ("#E69F00", "P"),
+}
+
+
+def draw_comparison(results: list[dict[str, Any]], path: pathlib.Path) -> None:
+    """One row a result. The file's ending says the format."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.4 * len(results)), layout="constrained", dpi=150)
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(len(results), 2, squeeze=False, width_ratios=(1, 1.3))
+    for (cost, curves), result in zip(grid, results, strict=True):
+        _cost(cost, result)
+        _curves(curves, result)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def _cost(axes: Any, result: dict[str, Any]) -> None:
+    for method, outcome in result["methods"].items():
+        colour, marker = STYLES[method]
+        mean, error = _mean_and_error(np.array(outcome["accuracy"]))
+        axes.errorbar(outcome["time_ratio"][1], mean, error, color=colour, marker=marker, markersize=8, capsize=3)
+        label = display_name(method, outcome["settings"])
+        axes.annotate(label, (outcome["time_ratio"][1], mean), (7, -11), textcoords="offset points", color=colour)
+    axes.set(xlabel="time a step, relative to base", ylabel="test accuracy, %", xlim=(0.8, None))
+    axes.margins(x=0.25, y=0.15)
+    axes.set_title(title(result), loc="left", fontsize=9)
+    axes.grid(alpha=0.25)
+
+
+def _curves(axes: Any, result: dict[str, Any]) -> None:
+    for method, outcome in result["methods"].items():
+        colour, marker = STYLES[method]
+        curve = np.array(outcome["curve"])
+        mean, error = _mean_and_error(curve.T)
+        label = display_name(method, outcome["settings"])
+        axes.plot(result["curve_epochs"], mean, color=colour, marker=marker, markersize=4, label=label)
+        axes.fill_between(result["curve_epochs"], mean - error, mean + error, color=colour, alpha=0.2, linewidth=0)
+    axes.set(xlabel="epoch", ylabel="test accuracy, %")
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.25)
+
+
+def _mean_and_error(values: np.ndarray) -> tuple[Any, Any]:
+    """Over the first axis, the seeds."""
+    seeds = len(values)
+    spread = np.std(values, axis=0, ddof=1) / np.sqrt(seeds) if seeds > 1 else np.zeros(values.shape[1:])
+    return np.mean(values, axis=0), spread

@@ -1,0 +1,66 @@
+"""The table of a comparison, for the terminal and for documents."""
+
+from typing import Any
+
+import numpy as np
+
+NAMES = {
+    "base": "base",
+    "sam": "SAM",
+    "sam_k": "SAM-{k}",
+    "look_sam": "LookSAM-{k}",
+    "layer_sam": "LayerSAM",
+    "look_layer_sam": "Look-LayerSAM-{k}",
+}
+HEADER = ("method", "ρ", "α", "test accuracy, %", "gradients a step", "time of base", "sharpness")
+
+
+def title(result: dict[str, Any]) -> str:
+    recipe = result["recipe"]
+    noise = f", {100 * recipe['label_noise']:.0f} % of the training labels random" if recipe["label_noise"] else ""
+    return f"{recipe['dataset']}{noise}, {recipe['model']}, {recipe['optimizer']}, {result['seeds']} seeds"
+
+
+def display_name(method: str, settings: dict[str, Any]) -> str:
+    return NAMES[method].format(k=settings.get("k", "k"))
+
+
+def rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
+    return [_row(method, outcome) for method, outcome in result["methods"].items()]
+
+
+def _row(method: str, outcome: dict[str, Any]) -> tuple[str, ...]:
+    settings, low_middle_high = outcome["settings"], outcome["time_ratio"]
+    return (
+        display_name(method, settings),
+        f"{settings['rho']:g}" if "rho" in settings else "–",
+        f"{settings['alpha']:g}" if "alpha" in settings else "–",
+        mean_and_error(outcome["accuracy"], 2),
+        f"{outcome['gradients_per_step']:.1f}",
+        f"{low_middle_high[1]:.2f}×",
+        mean_and_error(outcome["sharpness"], 4),
+    )
+
+
+def mean_and_error(values: list[float], digits: int) -> str:
+    """Mean ± standard error over seeds; the mean alone where there is one seed."""
+    mean = f"{np.mean(values):.{digits}f}"
+    return mean if len(values) < 2 else f"{mean} ± {np.std(values, ddof=1) / np.sqrt(len(values)):.{digits}f}"
+
+
+def as_text(result: dict[str, Any]) -> str:
+    lines = [HEADER, *rows(result)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEADER))]
+
+    def line(cells: tuple[str, ...]) -> str:
+        first, *others = (
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
+        )
+        return "  ".join([first, *others]).rstrip()
+
+    return "\n".join([title(result), "", line(HEADER), *map(line, rows(result))])
+
+
+def as_markdown(result: dict[str, Any]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in [HEADER, *rows(result)]]
+    return "\n".join([f"**{title(result)}**", "", lines[0], "|---" * len(HEADER) + "|", *lines[1:]])

@@ -1,0 +1,197 @@
+"""The loop: steps, evaluation, metrics and checkpoints, until the run is done or told to stop."""
+
+import contextlib
+import math
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from looksam.train.checkpoint import Checkpoints
+from looksam.train.errors import RunError
+from looksam.train.interrupt import Interrupts
+from looksam.train.metrics import MetricsLog
+from looksam.train.progress import Progress
+from looksam.train.recipe import Recipe, differences
+from looksam.train.setup import Training
+from looksam.train.state import TrainState
+
+
+def run(
+    recipe: Recipe, run_dir: str | pathlib.Path, *, report: Callable[[str], None] = print, quiet: bool = False
+) -> dict[str, Any]:
+    """Train by ``recipe`` in ``run_dir``, going on from the newest good checkpoint there.
+
+    The same recipe gives the same bits, however often the run is cut off and taken up again.
+    """
+    directory = claim(pathlib.Path(run_dir), recipe)
+    training = Training(recipe)
+    with contextlib.ExitStack() as stack:
+        stack.callback(training.feed.close)
+        log = stack.enter_context(contextlib.closing(MetricsLog(directory)))
+        checkpoints = Checkpoints(directory / "checkpoints", keep=recipe.keep_checkpoints, report=report)
+        stack.enter_context(contextlib.closing(checkpoints))
+        interrupts = stack.enter_context(Interrupts())
+        return _Loop(training, directory, checkpoints, log, report, quiet).run(interrupts)
+
+
+def claim(directory: pathlib.Path, recipe: Recipe) -> pathlib.Path:
+    """Make the folder this recipe's own, or refuse one that holds another's run."""
+    saved = directory / "recipe.json"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if not saved.exists():
+            partial = directory / "recipe.json.partial"
+            partial.write_text(recipe.to_json())
+            partial.rename(saved)
+    except OSError as error:
+        raise RunError(f"cannot write to {directory}: {error.strerror}; pass another --run-dir.") from error
+    theirs = read_recipe(directory)
+    # how long and how often does not change what a step computes
+    changes = {k: v for k, v in differences(recipe, theirs).items() if k not in ("steps", "workers")}
+    if changes:
+        listed = ", ".join(f"{name}: {there!r} there, {here!r} here" for name, (here, there) in changes.items())
+        raise RunError(
+            f"{directory} holds a run of another recipe ({listed}); pass another --run-dir, or its settings."
+        )
+    return directory
+
+
+def read_recipe(directory: pathlib.Path) -> Recipe:
+    path = directory / "recipe.json"
+    if not path.exists():
+        raise RunError(f"{directory} holds no run: there is no recipe.json; pass the folder of `looksam train`.")
+    return Recipe.from_json(path.read_text())
+
+
+class _Loop:
+    def __init__(
+        self,
+        training: Training,
+        directory: pathlib.Path,
+        checkpoints: Checkpoints,
+        log: MetricsLog,
+        report: Callable[[str], None],
+        quiet: bool,
+    ) -> None:
+        self.training, self.recipe, self.directory = training, training.recipe, directory
+        self.checkpoints, self.log, self.report, self.quiet = checkpoints, log, report, quiet
+        self.best, self.test = -math.inf, {}  # type: tuple[float, dict[str, float]]
+        self.waiting: tuple[int, dict[str, jax.Array]] | None = None  # metrics still on the device
+        self.safe_step: int | None = None
+
+    def run(self, interrupts: Interrupts) -> dict[str, Any]:
+        start, state = self._start()
+        stop = min(self.recipe.steps or self.training.total_steps, self.training.total_steps)
+        progress = Progress(stop, start, images_per_step=self.recipe.batch_size, quiet=self.quiet)
+        with contextlib.closing(progress):
+            for i in range(start, stop):
+                state, metrics = self.training.step(state, i)
+                done = i + 1
+                if done % self.recipe.log_every == 0 or done == stop:
+                    self._log(done, metrics, progress)
+                evaluated = self._evaluates(done, stop)
+                improved = evaluated and self._evaluate(done, state, progress)
+                told = interrupts.signal if done < stop else None
+                if told or improved or done == stop or done % self.recipe.checkpoint_every == 0:
+                    self._save(done, state, metrics, evaluated)
+                if told:
+                    return self._finish(done, "interrupted", told)
+        return self._finish(stop, "finished", None)
+
+    def _start(self) -> tuple[int, TrainState]:
+        like = jax.eval_shape(self.training.init)
+        found = self.checkpoints.restore(like)
+        if found is None:
+            self.log.cut_back(0)
+            return 0, self.training.init()
+        step, state, meta = found
+        self.log.cut_back(step)
+        self.best, self.test, self.safe_step = meta["best"], meta["test"], step
+        self.report(f"going on from step {step} in {self.directory}")
+        return step, jax.tree.map(jnp.asarray, state)
+
+    def _log(self, step: int, metrics: dict[str, jax.Array], progress: Progress) -> None:
+        """Write the metrics of the log before this one: they have long been computed, so no step waits for them."""
+        self._flush(progress)
+        self.waiting = (step, metrics)
+
+    def _flush(self, progress: Progress | None = None) -> None:
+        if self.waiting is None:
+            return
+        step, metrics = self.waiting
+        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        self._check_finite(step, values["loss"])
+        self.log.write(step, "train", values | {"epoch": step / self.training.feed.steps_per_epoch})
+        if progress:
+            progress.update(step, loss=values["loss"], accuracy=100 * values["accuracy"])
+        self.waiting = None
+
+    def _check_finite(self, step: int, loss: float) -> None:
+        if math.isfinite(loss):
+            return
+        safe = "nothing is saved yet" if self.safe_step is None else f"the checkpoint of step {self.safe_step} is good"
+        raise RunError(
+            f"the training loss is {loss} at step {step}; {safe} in {self.directory}. "
+            "Lower learning_rate or rho, or clip with clip_norm, in a new --run-dir."
+        )
+
+    def _evaluates(self, done: int, stop: int) -> bool:
+        """At the end of an epoch that is to be evaluated, and of the run."""
+        epoch, rest = divmod(done, self.training.feed.steps_per_epoch)
+        return done == stop or (rest == 0 and epoch % self.recipe.eval_every == 0)
+
+    def _evaluate(self, done: int, state: TrainState, progress: Progress) -> bool:
+        """Is this the best so far?"""
+        started = time.perf_counter()
+        self.test = self.training.evaluate(state)
+        self._flush(progress)
+        times = {"evaluation_seconds": time.perf_counter() - started}
+        self.log.write(done, "test", self.test | {"epoch": done / self.training.feed.steps_per_epoch} | times)
+        progress.evaluated(done, **self.test)
+        improved = self.test["accuracy"] > self.best
+        self.best = max(self.best, self.test["accuracy"])
+        return improved
+
+    def _save(self, done: int, state: TrainState, metrics: dict[str, jax.Array], evaluated: bool) -> None:
+        self._flush()
+        self._check_finite(done, float(metrics["loss"]))  # never save a state that is lost
+        scores = {"test_accuracy": self.test["accuracy"]} if evaluated else None
+        self.checkpoints.save(done, state, {"best": self.best, "test": self.test}, scores)
+        self.safe_step = done
+
+    def _finish(self, step: int, status: str, signal_number: int | None) -> dict[str, Any]:
+        self._flush()
+        self.checkpoints.wait()
+        if signal_number is not None:
+            self.report(f"stopped at step {step}, which is saved; the same command goes on from there")
+        return {
+            "status": status,
+            "signal": signal_number,
+            "step": step,
+            "test_accuracy": self.test.get("accuracy"),
+            "test_loss": self.test.get("loss"),
+            "best_test_accuracy": None if self.best == -math.inf else self.best,
+            "run_dir": str(self.directory),
+        }
+
+
+def evaluate_run(run_dir: str | pathlib.Path) -> dict[str, Any]:
+    """Accuracy and loss on the test set of the newest good checkpoint of a run."""
+    directory = pathlib.Path(run_dir)
+    recipe = read_recipe(directory)
+    training = Training(recipe)
+    checkpoints = Checkpoints(directory / "checkpoints", keep=recipe.keep_checkpoints, read_only=True)
+    try:
+        found = checkpoints.restore(jax.eval_shape(training.init))
+        if found is None:
+            raise RunError(f"{directory} has no checkpoint yet; train longer, or lower checkpoint_every.")
+        step, state, _ = found
+        scores = training.evaluate(jax.tree.map(jnp.asarray, state))
+    finally:
+        training.feed.close()
+        checkpoints.close()
+    return {"step": step, "test_accuracy": scores["accuracy"], "test_loss": scores["loss"], "run_dir": str(directory)}
