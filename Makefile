@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo test lint clean
 
 demo: .venv/train
-	$(BIN)/python examples/digits.py
+	$(BIN)/looksam compare
 
 test: .venv/dev lint
 	$(BIN)/python -m pytest -n 2

@@ -1,10 +1,11 @@
-"""Every test runs in float64 with strict dtype promotion; docstring examples run with JAX's defaults, as a user's would."""
+"""Tests run in float64 with strict dtype promotion; docstring examples with JAX's defaults, as a user's would."""
 
 import os
 
 # Before JAX starts: eight virtual devices, of which most tests use the first, and quick rather than fast programs.
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + (
-    " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    " --xla_force_host_platform_device_count=8"
+    " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
 
 import jax

@@ -61,10 +61,7 @@ class RuleOracle:
             returned = g
         norm_v = math.sqrt(self.g_v @ self.g_v) if refresh or self.alpha is not None else 0.0
         norm = math.sqrt(returned @ returned)
-        if norm_g == 0:
-            cosine = 1.0
-        else:
-            cosine = (g @ returned) / norm_g / norm if norm > 0 else 0.0
+        cosine = 1.0 if norm_g == 0 else (g @ returned) / norm_g / norm if norm > 0 else 0.0
         return returned, (norm_g, norm, norm_v, cosine, refresh)
 
 

@@ -59,3 +59,23 @@ def test_the_cost_table_is_the_stored_measurement():
 def test_versions_are_pinned_without_hosts():
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         assert re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][A-Za-z0-9.]*", line), line
+
+
+def test_the_readme_shows_the_stored_comparison():
+    from looksam.report.table import as_text
+
+    readme = (ROOT / "README.md").read_text()
+    results = json.loads((ROOT / "results/digits/results.json").read_text())
+    assert list(results) == ["digits-noise30", "digits"]
+    for result in results.values():
+        assert as_text(result) in readme
+
+
+def test_the_digits_picks_are_the_best_of_the_stored_tuning():
+    from looksam.recipes.digits import GRIDS, PICKS
+
+    for name, tuning in json.loads((ROOT / "results/digits/tuning.json").read_text()).items():
+        for method, outcome in tuning["methods"].items():
+            assert outcome["grid"] == GRIDS[method]
+            means = [sum(scores) / len(scores) for scores in outcome["accuracy"]]
+            assert PICKS[name][method] == outcome["pick"] == GRIDS[method][means.index(max(means))]

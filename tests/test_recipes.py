@@ -32,131 +32,76 @@ def names_of(module):
 # --- the settings -----------------------------------------------------------------------------------------------
 
 
+# fmt: off
+CIFAR100 = {
+    "dataset": "cifar100", "image_size": None, "crop_padding": 4, "randaugment": 0, "mixup": 0.0, "label_noise": 0.0,
+    "optimizer": "sgdm", "momentum": 0.9, "learning_rate": 0.1, "scale_from_batch": None, "schedule": "cosine",
+    "warmup_steps": 0, "weight_decay": 5e-4, "decay_all": True, "clip_norm": None, "label_smoothing": 0.0,
+    "batch_size": 128, "epochs": 200, "steps": None, "rho": 0.1, "alpha": 0.7, "p": 2.0,
+}
+VANILLA = {
+    "dataset": "imagenet", "image_size": 224, "randaugment": 0, "mixup": 0.0, "label_smoothing": 0.0,
+    "optimizer": "adamw", "learning_rate": 3e-3, "scale_from_batch": None, "schedule": "cosine",
+    "warmup_steps": 10_000, "weight_decay": 0.3, "decay_all": False, "clip_norm": 1.0,
+    "batch_size": 4096, "epochs": 300, "steps": None, "alpha": 0.7, "p": 2.0,
+}
+LARGE = {
+    "dataset": "imagenet", "image_size": 224, "model": "vit_b16", "label_smoothing": 0.0, "optimizer": "lamb",
+    "scale_from_batch": None, "schedule": "linear", "decay_all": False, "clip_norm": 1.0,
+    "epochs": 300, "steps": None, "k": 5, "p": 2.0, "scaling": "normalized",
+}
+DIGITS = {
+    "dataset": "digits", "model": "mlp", "optimizer": "sgdm", "momentum": 0.9, "learning_rate": 0.05,
+    "schedule": "cosine", "warmup_steps": 0, "weight_decay": 0.0, "clip_norm": None,
+    "batch_size": 50, "epochs": 100, "steps": None, "method": "look_sam", "k": 5,
+}
+# fmt: on
+
+
+def check_methods(prefix, periods, **shared):
+    check(f"{prefix}-base", method="base", **shared)
+    check(f"{prefix}-sam", method="sam", **shared)
+    for k in periods:
+        check(f"{prefix}-sam_k-{k}", method="sam_k", k=k, **shared)
+        check(f"{prefix}-look_sam-{k}", method="look_sam", k=k, **shared)
+
+
 @pytest.mark.parametrize("model", ["resnet18", "resnet50", "wrn28_10"])
 def test_cifar100(model):
-    shared = {
-        "dataset": "cifar100",
-        "model": model,
-        "image_size": None,
-        "optimizer": "sgdm",
-        "momentum": 0.9,
-        "learning_rate": 0.1,
-        "scale_from_batch": None,
-        "schedule": "cosine",
-        "warmup_steps": 0,
-        "weight_decay": 5e-4,
-        "decay_all": True,
-        "clip_norm": None,
-        "batch_size": 128,
-        "epochs": 200,
-        "steps": None,
-        "crop_padding": 4,
-        "randaugment": 0,
-        "mixup": 0.0,
-        "label_smoothing": 0.0,
-        "label_noise": 0.0,
-        "rho": 0.1,
-        "alpha": 0.7,
-        "p": 2.0,
-    }
-    check(f"cifar100-{model}-base", method="base", **shared)
-    check(f"cifar100-{model}-sam", method="sam", **shared)
-    for k in (5, 10, 20):
-        check(f"cifar100-{model}-sam_k-{k}", method="sam_k", k=k, **shared)
-        check(f"cifar100-{model}-look_sam-{k}", method="look_sam", k=k, **shared)
+    check_methods(f"cifar100-{model}", (5, 10, 20), model=model, **CIFAR100)
 
 
 @pytest.mark.parametrize(("model", "rho"), [("vit_b16", 0.18), ("vit_b32", 0.15), ("vit_s16", 0.1), ("vit_s32", 0.05)])
 def test_vanilla_vit(model, rho):
-    shared = {
-        "dataset": "imagenet",
-        "model": model,
-        "image_size": 224,
-        "optimizer": "adamw",
-        "learning_rate": 3e-3,
-        "scale_from_batch": None,
-        "schedule": "cosine",
-        "warmup_steps": 10_000,
-        "weight_decay": 0.3,
-        "decay_all": False,
-        "clip_norm": 1.0,
-        "batch_size": 4096,
-        "epochs": 300,
-        "steps": None,
-        "randaugment": 0,
-        "mixup": 0.0,
-        "rho": rho,
-        "alpha": 0.7,
-        "p": 2.0,
-    }
-    check(f"{model}-base", method="base", **shared)
-    check(f"{model}-sam", method="sam", **shared)
-    for k in (5, 10):
-        check(f"{model}-sam_k-{k}", method="sam_k", k=k, **shared)
-        check(f"{model}-look_sam-{k}", method="look_sam", k=k, **shared)
+    check_methods(model, (5, 10), model=model, rho=rho, **VANILLA)
 
 
-LARGE_BATCH = [  # batch, warm-up steps, peak LR, rho of SAM, rho of LayerSAM and Look-LayerSAM, alpha, weight decay
-    (4096, 10_000, 1e-2, 0.18, 1.0, 0.7, 0.1),
-    (8192, 10_000, 1.7e-2, 0.18, 1.0, 0.7, 0.1),
-    (16384, 7_000, 1.8e-2, 0.18, 1.0, 0.7, 0.1),
-    (32768, 6_000, 1.8e-2, 0.18, 1.0, 0.7, 0.1),
-    (65536, 3_500, 2e-2, 0.18, 1.0, 0.7, 0.2),  # rho of SAM is ours here
-]
-
-
-@pytest.mark.parametrize(("batch", "warmup", "rate", "rho", "layer_rho", "alpha", "decay"), LARGE_BATCH)
+@pytest.mark.parametrize(
+    ("batch", "warmup", "rate", "rho", "layer_rho", "alpha", "decay"),
+    [
+        (4096, 10_000, 1e-2, 0.18, 1.0, 0.7, 0.1),
+        (8192, 10_000, 1.7e-2, 0.18, 1.0, 0.7, 0.1),
+        (16384, 7_000, 1.8e-2, 0.18, 1.0, 0.7, 0.1),
+        (32768, 6_000, 1.8e-2, 0.18, 1.0, 0.7, 0.1),
+        (65536, 3_500, 2e-2, 0.18, 1.0, 0.7, 0.2),  # rho of SAM is ours here
+    ],
+)
 def test_large_batch(batch, warmup, rate, rho, layer_rho, alpha, decay):
-    shared = {
-        "dataset": "imagenet",
-        "model": "vit_b16",
-        "image_size": 224,
-        "optimizer": "lamb",
-        "learning_rate": rate,
-        "scale_from_batch": None,
-        "schedule": "linear",
-        "warmup_steps": warmup,
-        "weight_decay": decay,
-        "decay_all": False,
-        "clip_norm": 1.0,
-        "batch_size": batch,
-        "epochs": 300,
-        "steps": None,
-        "alpha": alpha,
-        "k": 5,
-        "p": 2.0,
-    }
-    plain = {"randaugment": 0, "mixup": 0.0}
+    row = {"batch_size": batch, "warmup_steps": warmup, "learning_rate": rate, "alpha": alpha, "weight_decay": decay}
+    shared, prefix = LARGE | row, f"vit_b16-lamb-{batch}"
     for method in ("base", "sam", "look_sam"):
-        check(f"vit_b16-lamb-{batch}-{method}", method=method, rho=rho, **shared, **plain)
+        check(f"{prefix}-{method}", method=method, rho=rho, randaugment=0, mixup=0.0, **shared)
     for method in ("layer_sam", "look_layer_sam"):
-        check(f"vit_b16-lamb-{batch}-{method}", method=method, rho=layer_rho, scaling="normalized", **shared, **plain)
+        check(f"{prefix}-{method}", method=method, rho=layer_rho, randaugment=0, mixup=0.0, **shared)
     if batch >= 32768:
-        name, augmented = f"vit_b16-lamb-{batch}-look_layer_sam", {"randaugment": 2, "randaugment_magnitude": 10.0}
-        shared |= {"method": "look_layer_sam", "rho": layer_rho, **augmented}
-        check(f"{name}-randaugment", mixup=0.0, **shared)
-        check(f"{name}-randaugment-mixup", mixup=0.2, **shared)
+        shared |= {"method": "look_layer_sam", "rho": layer_rho, "randaugment": 2, "randaugment_magnitude": 10.0}
+        check(f"{prefix}-look_layer_sam-randaugment", mixup=0.0, **shared)
+        check(f"{prefix}-look_layer_sam-randaugment-mixup", mixup=0.2, **shared)
 
 
 @pytest.mark.parametrize(("name", "noise"), [("digits", 0.0), ("digits-noise30", 0.3)])
 def test_digits(name, noise):
-    check(
-        name,
-        dataset="digits",
-        model="mlp",
-        label_noise=noise,
-        optimizer="sgdm",
-        momentum=0.9,
-        learning_rate=0.05,
-        schedule="cosine",
-        warmup_steps=0,
-        weight_decay=0.0,
-        clip_norm=None,
-        batch_size=50,
-        epochs=100,
-        method="look_sam",
-        k=5,
-    )
+    check(name, label_noise=noise, **DIGITS)
 
 
 def test_digits_are_tuned_with_equal_effort():

@@ -18,9 +18,9 @@ HELP = "train base, SAM, SAM-k and LookSAM-k side by side: accuracy against cost
 METHODS = ("base", "sam", "sam_k", "look_sam", "layer_sam", "look_layer_sam")
 DESCRIPTION = """\
 Train several methods on one recipe, all seeds at once, and set accuracy, cost and sharpness side by side. Each method
-runs at its own ρ and α where the recipe has tuned ones, and at the recipe's otherwise. Prints a table; writes a picture
-and results.json. With --tune it picks each method's ρ and α instead, from eight settings a method, on a part of the
-training set (--validation) that is held out with clean labels; the test set is not read.
+runs at its own rho and alpha where the recipe has tuned ones, and at the recipe's otherwise. Prints a table; writes a
+picture and results.json. With --tune it picks each method's rho and alpha instead, from eight settings a method, on a
+part of the training set (--validation) that is held out with clean labels; the test set is not read.
 """
 EXAMPLES = """\
 examples:
@@ -39,7 +39,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS[:4]), help="what to compare")
     parser.add_argument("--seeds", type=int, default=10, metavar="N", help="runs of each method (10)")
     parser.add_argument("--rounds", type=int, default=20, metavar="N", help="of interleaved timing (20)")
-    parser.add_argument("--tune", action="store_true", help="pick ρ and α on a validation split instead")
+    parser.add_argument("--tune", action="store_true", help="pick rho and alpha on a validation split instead")
     parser.add_argument("--out", default="build/compare", metavar="DIR", help="folder of the results (build/compare)")
     add_json(parser)
     flags.add_settings(parser)

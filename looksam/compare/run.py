@@ -38,13 +38,15 @@ def compare(
         own = recipe.replace(method=name, **chosen)
         sweep = Sweep(own, dataset, seeds, [{}])
         curve = sweep.run(CURVE_POINTS)[:, 0]
+        sharp_train, sharp_test = sweep.sharpness()
         sweeps[name] = sweep
         results[name] = {
             "settings": chosen,
             "gradients_per_step": gradients_per_step(own),
             "accuracy": curve[-1].tolist(),
             "curve": curve.tolist(),
-            "sharpness": sweep.sharpness()[0].tolist(),
+            "sharpness_train": sharp_train[0].tolist(),
+            "sharpness_test": sharp_test[0].tolist(),
         }
         say(f"{name}: {summary(curve[-1])} %")
     for name, quartiles in time_ratios(sweeps, rounds).items():

@@ -97,9 +97,10 @@ class Sweep:
                 curve.append(np.asarray(self._accuracy(self.state, self.test)).reshape(self.shape))
         return np.stack(curve)
 
-    def sharpness(self) -> np.ndarray:
-        """How much the training loss rises one step of 0.05 uphill, shape (settings, seeds)."""
-        return np.asarray(self._sharpness(self.state, self.train)).reshape(self.shape)
+    def sharpness(self) -> tuple[np.ndarray, np.ndarray]:
+        """How much the training and the test loss rise one step of 0.05 uphill, each of shape (settings, seeds)."""
+        train, test = (np.asarray(self._sharpness(self.state, data)) for data in (self.train, self.test))
+        return train.reshape(self.shape), test.reshape(self.shape)
 
 
 def curve_epochs(epochs: int, points: int) -> list[int]:

@@ -12,7 +12,7 @@ NAMES = {
     "layer_sam": "LayerSAM",
     "look_layer_sam": "Look-LayerSAM-{k}",
 }
-HEADER = ("method", "ρ", "α", "test accuracy, %", "gradients a step", "time of base", "sharpness")
+HEADER = ("method", "ρ", "α", "test accuracy, %", "gradients a step", "time of base", "sharpness, train", "test")
 
 
 def title(result: dict[str, Any]) -> str:
@@ -38,7 +38,8 @@ def _row(method: str, outcome: dict[str, Any]) -> tuple[str, ...]:
         mean_and_error(outcome["accuracy"], 2),
         f"{outcome['gradients_per_step']:.1f}",
         f"{low_middle_high[1]:.2f}×",
-        mean_and_error(outcome["sharpness"], 4),
+        mean_and_error(outcome["sharpness_train"], 4),
+        mean_and_error(outcome["sharpness_test"], 3),
     )
 
 

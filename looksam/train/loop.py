@@ -19,6 +19,9 @@ from looksam.train.recipe import Recipe, differences
 from looksam.train.setup import Training
 from looksam.train.state import TrainState
 
+# how far, where from and by how many hands: what does not change any step or line of metrics
+FREE_TO_CHANGE = ("steps", "workers", "data_dir", "download", "checkpoint_every", "keep_checkpoints")
+
 
 def run(
     recipe: Recipe, run_dir: str | pathlib.Path, *, report: Callable[[str], None] = print, quiet: bool = False
@@ -50,8 +53,7 @@ def claim(directory: pathlib.Path, recipe: Recipe) -> pathlib.Path:
     except OSError as error:
         raise RunError(f"cannot write to {directory}: {error.strerror}; pass another --run-dir.") from error
     theirs = read_recipe(directory)
-    # how long and how often does not change what a step computes
-    changes = {k: v for k, v in differences(recipe, theirs).items() if k not in ("steps", "workers")}
+    changes = {k: v for k, v in differences(recipe, theirs).items() if k not in FREE_TO_CHANGE}
     if changes:
         listed = ", ".join(f"{name}: {there!r} there, {here!r} here" for name, (here, there) in changes.items())
         raise RunError(
