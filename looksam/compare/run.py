@@ -1,5 +1,6 @@
 """Compare methods on one recipe, or pick each method's ρ and α on a validation split."""
 
+import math
 import platform
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +12,14 @@ import optax
 import looksam
 from looksam.compare.sweep import SHARPNESS_RHO, Sweep, curve_epochs
 from looksam.compare.timing import time_ratios
+from looksam.data import Dataset
 from looksam.train.feed import load
 from looksam.train.optimizers import gradients_per_step
 from looksam.train.recipe import Recipe
+from looksam.train.setup import make_model
 
 CURVE_POINTS = 10
+LANE_LIMIT = 150_000  # parameters; larger models train one seed at a time, which is then as fast and needs less memory
 Say = Callable[[str], None]
 
 
@@ -32,21 +36,25 @@ def compare(
       say: gets a line of text as each method is done.
     """
     dataset = load(recipe)
+    together = seeds if parameter_count(recipe, dataset) <= LANE_LIMIT else 1
     sweeps, results = {}, {}
     everything: dict[str, dict[str, Any]] = {"base": {}} | settings
     for name, chosen in everything.items():
         own = recipe.replace(method=name, **chosen)
-        sweep = Sweep(own, dataset, seeds, [{}])
-        curve = sweep.run(CURVE_POINTS)[:, 0]
-        sharp_train, sharp_test = sweep.sharpness()
-        sweeps[name] = sweep
+        parts = []
+        for first in range(0, seeds, together):
+            sweeps[name] = Sweep(own.replace(seed=own.seed + first), dataset, together, [{}])
+            curve = sweeps[name].run(CURVE_POINTS)[:, 0]
+            train, test = sweeps[name].sharpness()
+            parts.append((curve, train[0], test[0]))
+        curve, sharp_train, sharp_test = (np.concatenate(part, axis=-1) for part in zip(*parts, strict=True))
         results[name] = {
             "settings": chosen,
             "gradients_per_step": gradients_per_step(own),
             "accuracy": curve[-1].tolist(),
             "curve": curve.tolist(),
-            "sharpness_train": sharp_train[0].tolist(),
-            "sharpness_test": sharp_test[0].tolist(),
+            "sharpness_train": sharp_train.tolist(),
+            "sharpness_test": sharp_test.tolist(),
         }
         say(f"{name}: {summary(curve[-1])} %")
     for name, quartiles in time_ratios(sweeps, rounds).items():
@@ -79,6 +87,11 @@ def tune(recipe: Recipe, grids: dict[str, list[dict[str, Any]]], *, seeds: int, 
         say(f"{name} picks {grid[best]}")
         results[name] = {"pick": grid[best], "grid": grid, "accuracy": scores.tolist()}
     return {"recipe": recipe.to_dict(), "seeds": seeds, "methods": results, "versions": versions()}
+
+
+def parameter_count(recipe: Recipe, dataset: Dataset) -> int:
+    params, _ = jax.eval_shape(make_model(recipe, dataset).init, jax.random.key(0))
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(params))
 
 
 def standard_error(values: np.ndarray) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 from looksam.analysis import one_step_sharpness
 from looksam.data import Dataset, Images, epoch_batches
 from looksam.data.augment import normalize
+from looksam.train.feed import make_eval_batches
 from looksam.train.optimizers import make_optimizer, make_rule
 from looksam.train.recipe import Recipe
 from looksam.train.setup import make_model
@@ -17,6 +18,7 @@ from looksam.train.state import TrainState, init_state
 from looksam.train.step import make_eval_step, make_train_step, moments
 
 SHARPNESS_RHO = 0.05  # one radius for all methods, so that the numbers compare
+SHARPNESS_IMAGES = 1200  # the first ones of a set, all of digits
 
 
 class Sweep:
@@ -27,7 +29,7 @@ class Sweep:
             raise ValueError(f"{recipe.dataset} is streamed, and compare needs a set in memory; use `looksam train`.")
         self.recipe, self.shape = recipe, (len(settings), seeds)
         self.dataset = dataset
-        self.train, self.test = jax.device_put((_arrays(dataset.train), _arrays(dataset.test)))
+        self.train = jax.device_put(_arrays(dataset.train))
         self.steps_per_epoch = len(dataset.train) // recipe.batch_size
         self.total_steps = recipe.epochs * self.steps_per_epoch
         self.model, self.tx = make_model(recipe, dataset), make_optimizer(recipe, self.total_steps)
@@ -57,11 +59,8 @@ class Sweep:
         eval_step = make_eval_step(self.dataset, self.model)
 
         @jax.jit
-        def accuracy(state: TrainState, data: Any) -> jax.Array:
-            images, labels = data
-            weight = jnp.ones(labels.shape, jnp.float32)
-            sums = jax.vmap(lambda s: eval_step(s.params, s.stats, images, labels, weight))(state)
-            return 100 * sums["hits"] / sums["images"]
+        def hits(state: TrainState, *batch: jax.Array) -> jax.Array:
+            return jax.vmap(lambda s: eval_step(s.params, s.stats, *batch)["hits"])(state)
 
         @jax.jit
         def sharpness(state: TrainState, data: Any) -> jax.Array:
@@ -76,7 +75,7 @@ class Sweep:
 
             return jax.vmap(lane)(state)
 
-        self._init, self._step, self._accuracy, self._sharpness = init, step, accuracy, sharpness
+        self._init, self._step, self._hits, self._sharpness = init, step, hits, sharpness
 
     def step(self, i: int) -> None:
         epoch, position = divmod(i, self.steps_per_epoch)
@@ -94,13 +93,21 @@ class Sweep:
             for position in range(self.steps_per_epoch):
                 self.step(epoch * self.steps_per_epoch + position)
             if epoch + 1 in curve_epochs(self.recipe.epochs, points):
-                curve.append(np.asarray(self._accuracy(self.state, self.test)).reshape(self.shape))
+                curve.append(self.accuracy())
         return np.stack(curve)
+
+    def accuracy(self) -> np.ndarray:
+        """In percent of the test set, shape (settings, seeds)."""
+        batches = make_eval_batches(self.dataset, self.recipe)
+        hits = np.sum([np.asarray(self._hits(self.state, *batch)) for batch in batches], axis=0)
+        return (100 * hits / len(self.dataset.test)).reshape(self.shape)
 
     def sharpness(self) -> tuple[np.ndarray, np.ndarray]:
         """How much the training and the test loss rise one step of 0.05 uphill, each of shape (settings, seeds)."""
-        train, test = (np.asarray(self._sharpness(self.state, data)) for data in (self.train, self.test))
-        return train.reshape(self.shape), test.reshape(self.shape)
+        sets = (self.train, _arrays(self.dataset.test))
+        few = [tuple(part[:SHARPNESS_IMAGES] for part in data) for data in sets]
+        train, test = (np.asarray(self._sharpness(self.state, data)).reshape(self.shape) for data in few)
+        return train, test
 
 
 def curve_epochs(epochs: int, points: int) -> list[int]:

@@ -38,10 +38,8 @@ def _cost(axes: Any, result: dict[str, Any]) -> None:
         colour, marker = STYLES[method]
         mean, error = _mean_and_error(np.array(outcome["accuracy"]))
         axes.errorbar(outcome["time_ratio"][1], mean, error, color=colour, marker=marker, markersize=8, capsize=3)
-        label = display_name(method, outcome["settings"])
-        axes.annotate(label, (outcome["time_ratio"][1], mean), (7, -11), textcoords="offset points", color=colour)
-    axes.set(xlabel="time a step, relative to base", ylabel="test accuracy, %", xlim=(0.8, None))
-    axes.margins(x=0.25, y=0.15)
+    axes.set(xlabel="time a step, relative to base", ylabel="test accuracy, %")
+    axes.margins(0.1)
     axes.set_title(title(result), loc="left", fontsize=9)
     axes.grid(alpha=0.25)
 
