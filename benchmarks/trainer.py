@@ -50,6 +50,13 @@ class Runner:
         self.log.write(self.count, "train", values)
         self.progress.update(self.count, loss=values["loss"])
 
+    def input_seconds(self):
+        """What a step waits for its batch: the next indices, drawn and put on the device."""
+        started = time.perf_counter()
+        for i in range(100):
+            jax.block_until_ready(jax.device_put(self.training.feed.arguments(i)))
+        return (time.perf_counter() - started) / 100
+
     def seconds(self, part):
         started = time.perf_counter()
         part()
@@ -66,6 +73,7 @@ def measure(name, data_dir, rounds, batch):
         owners = {"bare": base, "trainer": base, "look_sam k=5": look}
         for part in parts:
             owners[part].seconds(parts[part])  # compile
+        waiting = base.input_seconds()
         times = [{part: owners[part].seconds(parts[part]) for part in parts} for _ in range(rounds)]
 
     def ratio(a, b):
@@ -75,6 +83,7 @@ def measure(name, data_dir, rounds, batch):
         "recipe": name,
         "batch": batch,
         "bare_seconds": float(np.median([t["bare"] for t in times])),
+        "input_share": waiting / float(np.median([t["bare"] for t in times])),
         "images_per_second_to_bare": ratio("bare", "trainer"),
         "look_sam_5_to_base": ratio("look_sam k=5", "trainer"),
     }
@@ -93,6 +102,7 @@ def main():
         rows.append(row)
         (a, speed, b), (c, cost, d) = row["images_per_second_to_bare"], row["look_sam_5_to_base"]
         print(f"{name}, batch {row['batch']}, bare step {1e3 * row['bare_seconds']:.0f} ms")
+        print(f"  input, of the time of a step               {100 * row['input_share']:.2f} %")
         print(f"  images/s of the trainer to the bare loop  {speed:.3f}  ({a:.3f}-{b:.3f})")
         print(f"  LookSAM-5 to the base recipe              {cost:.3f}  ({c:.3f}-{d:.3f})", flush=True)
     if arguments.json:

@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/maths.md anew from the measurements stored in results/.
+"""Write the tables of README.md and docs/ anew from the measurements stored in results/.
 
     python tools/documents.py
 
@@ -9,6 +9,7 @@ import json
 import pathlib
 import re
 import sys
+from typing import Any
 
 ROOT = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -18,12 +19,25 @@ from rules import markdown  # noqa: E402
 from looksam.report.table import as_text  # noqa: E402
 
 
+def _stored(path: str) -> Any:
+    return json.loads((ROOT / path).read_text())
+
+
+def trainer_table(rows: list[dict]) -> str:
+    lines = ["| recipe | input, of a step | images/s to a bare loop | LookSAM-5 to base |", "|---|---|---|---|"]
+    for row in rows:
+        speed, cost = row["images_per_second_to_bare"][1], row["look_sam_5_to_base"][1]
+        lines.append(f"| {row['recipe']} | {100 * row['input_share']:.2f} % | {speed:.2f} | {cost:.2f} |")
+    return "\n".join(lines)
+
+
 def tables() -> dict[str, str]:
     """The text between the comments, by the file its numbers are in."""
-    comparisons = json.loads((ROOT / "results/digits/results.json").read_text()).values()
+    comparisons = _stored("results/digits/results.json").values()
     return {
         "results/digits/results.json": "\n".join(f"```\n{as_text(result)}\n```" for result in comparisons),
-        "results/benchmarks/rules.json": markdown(json.loads((ROOT / "results/benchmarks/rules.json").read_text())),
+        "results/benchmarks/trainer.json": trainer_table(_stored("results/benchmarks/trainer.json")),
+        "results/benchmarks/rules.json": markdown(_stored("results/benchmarks/rules.json")),
     }
 
 
@@ -35,7 +49,7 @@ def filled(text: str) -> str:
     return text
 
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "docs/maths.md"]
+DOCUMENTS = [ROOT / "README.md", ROOT / "docs/maths.md", ROOT / "docs/training.md"]
 
 if __name__ == "__main__":
     for document in DOCUMENTS:

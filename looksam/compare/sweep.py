@@ -29,7 +29,7 @@ class Sweep:
             raise ValueError(f"{recipe.dataset} is streamed, and compare needs a set in memory; use `looksam train`.")
         self.recipe, self.shape = recipe, (len(settings), seeds)
         self.dataset = dataset
-        self.train = jax.device_put(_arrays(dataset.train))
+        self.train, self.test = jax.device_put(_arrays(dataset.train)), _arrays(dataset.test)
         self.steps_per_epoch = len(dataset.train) // recipe.batch_size
         self.total_steps = recipe.epochs * self.steps_per_epoch
         self.model, self.tx = make_model(recipe, dataset), make_optimizer(recipe, self.total_steps)
@@ -104,8 +104,7 @@ class Sweep:
 
     def sharpness(self) -> tuple[np.ndarray, np.ndarray]:
         """How much the training and the test loss rise one step of 0.05 uphill, each of shape (settings, seeds)."""
-        sets = (self.train, _arrays(self.dataset.test))
-        few = [tuple(part[:SHARPNESS_IMAGES] for part in data) for data in sets]
+        few = [tuple(part[:SHARPNESS_IMAGES] for part in data) for data in (self.train, self.test)]
         train, test = (np.asarray(self._sharpness(self.state, data)).reshape(self.shape) for data in few)
         return train, test
 
