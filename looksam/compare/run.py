@@ -13,6 +13,7 @@ import looksam
 from looksam.compare.sweep import SHARPNESS_RHO, Sweep, curve_epochs
 from looksam.compare.timing import time_ratios
 from looksam.data import Dataset
+from looksam.report.table import mean_and_error
 from looksam.train.feed import load
 from looksam.train.optimizers import gradients_per_step
 from looksam.train.recipe import Recipe
@@ -56,7 +57,7 @@ def compare(
             "sharpness_train": sharp_train.tolist(),
             "sharpness_test": sharp_test.tolist(),
         }
-        say(f"{name}: {summary(curve[-1])} %")
+        say(f"{name}: {mean_and_error(curve[-1], 2)} %")
     for name, quartiles in time_ratios(sweeps, rounds).items():
         results[name]["time_ratio"] = quartiles
     return {
@@ -83,7 +84,7 @@ def tune(recipe: Recipe, grids: dict[str, list[dict[str, Any]]], *, seeds: int, 
         scores = Sweep(own, dataset, seeds, grid).run(1)[-1]
         best = int(np.argmax(scores.mean(axis=1)))
         for setting, score in zip(grid, scores, strict=True):
-            say(f"{name} {setting}: {summary(score)} %")
+            say(f"{name} {setting}: {mean_and_error(score, 2)} %")
         say(f"{name} picks {grid[best]}")
         results[name] = {"pick": grid[best], "grid": grid, "accuracy": scores.tolist()}
     return {"recipe": recipe.to_dict(), "seeds": seeds, "methods": results, "versions": versions()}
@@ -92,14 +93,6 @@ def tune(recipe: Recipe, grids: dict[str, list[dict[str, Any]]], *, seeds: int, 
 def parameter_count(recipe: Recipe, dataset: Dataset) -> int:
     params, _ = jax.eval_shape(make_model(recipe, dataset).init, jax.random.key(0))
     return sum(math.prod(x.shape) for x in jax.tree.leaves(params))
-
-
-def standard_error(values: np.ndarray) -> float:
-    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
-
-
-def summary(values: np.ndarray) -> str:
-    return f"{np.mean(values):.2f} ± {standard_error(values):.2f}"
 
 
 def versions() -> dict[str, str]:

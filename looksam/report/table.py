@@ -1,5 +1,6 @@
 """The table of a comparison, for the terminal and for documents."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ def _row(method: str, outcome: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def mean_and_error(values: list[float], digits: int) -> str:
+def mean_and_error(values: Sequence[float] | np.ndarray, digits: int) -> str:
     """Mean ± standard error over seeds; the mean alone where there is one seed."""
     mean = f"{np.mean(values):.{digits}f}"
     return mean if len(values) < 2 else f"{mean} ± {np.std(values, ddof=1) / np.sqrt(len(values)):.{digits}f}"
