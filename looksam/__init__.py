@@ -1,7 +1,6 @@
 """Sharpness-aware training at the cost of plain training.
 
-The names below are for JAX and load on first use, so that ``import looksam`` needs no framework. The same rules for
-PyTorch are in ``looksam.torch``.
+The names below are for JAX and load on first use, so that ``import looksam`` needs no framework.
 """
 
 import importlib

@@ -8,9 +8,12 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 
 from looksam.train.checkpoint import Checkpoints
+from looksam.train.recipe import Recipe
+from looksam.train.setup import Training
 
 FLAGS = ["--batch-size", "100", "--epochs", "40", "--k", "3", "--log-every", "7", "--checkpoint-every", "20"]
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
@@ -50,19 +53,12 @@ def stop_after(process, folder, count, with_signal):
 
 
 def final_state(folder):
-    """Every array of the newest checkpoint, read file by file without a template."""
-    checkpoints = Checkpoints(folder / "checkpoints", keep=2)
-    try:
-        from looksam.train.recipe import Recipe
-        from looksam.train.setup import Training
-
-        training = Training(Recipe.from_json((folder / "recipe.json").read_text()))
-        import jax
-
-        step, state, _ = checkpoints.restore(jax.eval_shape(training.init))
-        return step, [np.asarray(x) for x in jax.tree.leaves(state)]
-    finally:
-        checkpoints.close()
+    """The step and every array of the newest checkpoint."""
+    training = Training(Recipe.from_json((folder / "recipe.json").read_text()))
+    checkpoints = Checkpoints(folder / "checkpoints", keep=2, read_only=True)
+    step, state, _ = checkpoints.restore(jax.eval_shape(training.init))
+    checkpoints.close()
+    return step, [np.asarray(x) for x in jax.tree.leaves(state)]
 
 
 def without_times(folder):

@@ -5,9 +5,6 @@ from typing import Any
 from looksam.recipes import digits
 from looksam.train.recipe import Recipe
 
-METHODS = ("sam", "sam_k", "look_sam")
-LAYER_METHODS = ("layer_sam", "look_layer_sam")
-
 
 def picks(name: str, recipe: Recipe, methods: list[str]) -> dict[str, dict[str, Any]]:
     """The tuned settings where the recipe has them, otherwise the recipe's own ρ, α and k for every method."""
