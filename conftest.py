@@ -16,10 +16,14 @@ jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
-@pytest.fixture(autouse=True)
-def examples_run_as_a_user_would(request):
-    if not isinstance(request.node, DoctestItem):
-        yield
-        return
+@pytest.fixture
+def as_users_run_it():
+    """JAX's own defaults, for tests of the trainer."""
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
         yield
+
+
+@pytest.fixture(autouse=True)
+def examples_run_as_a_user_would(request):
+    if isinstance(request.node, DoctestItem):
+        request.getfixturevalue("as_users_run_it")

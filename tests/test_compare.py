@@ -2,18 +2,13 @@
 
 import json
 
-import jax
 import numpy as np
 import pytest
 
 from looksam.cli import main
 from looksam.report.table import as_text
 
-
-@pytest.fixture(autouse=True)
-def as_users_run_it():
-    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
 def test_methods_side_by_side_with_lamb(tmp_path, capsys):

@@ -3,7 +3,6 @@
 import os
 import pathlib
 
-import jax
 import pytest
 
 from looksam import recipes
@@ -13,10 +12,7 @@ from looksam.train.metrics import read_metrics
 DATA = pathlib.Path(os.environ.get("LOOKSAM_DATA", pathlib.Path(__file__).parents[2] / "shared/data"))
 
 
-@pytest.fixture(autouse=True)
-def as_users_run_it():
-    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
 def train(name, folder, tmp_path, **settings):

@@ -9,11 +9,7 @@ from looksam.train import run
 from looksam.train.feed import Stream, load, make_eval_batches, make_feed
 from looksam.train.recipe import Recipe
 
-
-@pytest.fixture(autouse=True)
-def as_users_run_it():
-    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,7 @@ from looksam.train.setup import Training
 SHORT = Recipe(batch_size=200, epochs=2, learning_rate=0.05, method="look_sam", rho=0.1, k=3, log_every=2)
 
 
-@pytest.fixture(autouse=True)
-def as_users_run_it():
-    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
 def test_steps_equal_the_same_by_hand():

@@ -3,13 +3,12 @@
 import argparse
 import json
 import pathlib
-import sys
 from typing import Any
 
 from looksam import recipes
 from looksam.cli import flags
 from looksam.cli.errors import usage
-from looksam.cli.output import add_json
+from looksam.cli.output import add_json, say
 from looksam.cli.parser import Parser
 from looksam.train.recipe import Recipe
 
@@ -64,7 +63,7 @@ def _compare(chosen: dict[str, Recipe], arguments: argparse.Namespace, out: path
     results = {}
     for name, recipe in chosen.items():
         settings = picks(name, recipe, arguments.methods)
-        results[name] = compare(recipe, settings, seeds=arguments.seeds, rounds=arguments.rounds, say=_say)
+        results[name] = compare(recipe, settings, seeds=arguments.seeds, rounds=arguments.rounds, say=say)
         if not arguments.json:
             print(f"\n{as_text(results[name])}\n", flush=True)
     _write(out / "results.json", results)
@@ -79,7 +78,7 @@ def _tune(chosen: dict[str, Recipe], arguments: argparse.Namespace, out: pathlib
 
     results = {}
     for name, recipe in chosen.items():
-        results[name] = tune(recipe, grids(name, recipe, arguments.methods), seeds=arguments.seeds, say=_say)
+        results[name] = tune(recipe, grids(name, recipe, arguments.methods), seeds=arguments.seeds, say=say)
     _write(out / "tuning.json", results)
     print(json.dumps(results) if arguments.json else f"{out}/tuning.json")
     return 0
@@ -89,7 +88,3 @@ def _write(path: pathlib.Path, results: dict[str, Any]) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(results, indent=1) + "\n")
     partial.rename(path)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from typing import Any
 
 
@@ -25,3 +26,8 @@ def print_result(result: dict[str, Any], *, as_json: bool) -> None:
     ]
     print(f"{result.get('status', 'evaluated')} at step {result['step']}: {', '.join(scores) or 'not tested yet'}")
     print(result["run_dir"], flush=True)
+
+
+def say(line: str) -> None:
+    """To stderr, so that stdout holds the result alone."""
+    print(line, file=sys.stderr, flush=True)

@@ -3,13 +3,12 @@
 import argparse
 import pathlib
 import signal
-import sys
 from typing import Any
 
 from looksam import recipes
 from looksam.cli import flags
 from looksam.cli.errors import SIGNALLED, usage
-from looksam.cli.output import add_json, print_result
+from looksam.cli.output import add_json, print_result, say
 from looksam.cli.parser import Parser
 from looksam.train.recipe import Recipe
 
@@ -43,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     run_dir = pathlib.Path(arguments.run_dir or f"runs/{arguments.recipe}-seed{recipe.seed}")
     from looksam.train import run as train
 
-    result = train(recipe, run_dir, report=_say, quiet=arguments.quiet)
+    result = train(recipe, run_dir, report=say, quiet=arguments.quiet)
     print_result(result, as_json=arguments.json)
     return _exit_code(result)
 
@@ -52,10 +51,6 @@ def resolve(arguments: argparse.Namespace) -> Recipe:
     """The recipe of this name, with the flags in place of its own values."""
     with usage():
         return recipes.find(arguments.recipe).recipe.replace(**flags.given(arguments))
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _exit_code(result: dict[str, Any]) -> int:

@@ -20,7 +20,7 @@ from looksam.train.recipe import Recipe
 from looksam.train.setup import make_model
 
 CURVE_POINTS = 10
-LANE_LIMIT = 150_000  # parameters; larger models train one seed at a time, which is then as fast and needs less memory
+LANE_LIMIT = 150_000  # parameters; larger models train one seed at a time, to bound the memory
 Say = Callable[[str], None]
 
 
