@@ -12,6 +12,7 @@ from jax.extend.core import jaxprs_in_params
 
 from looksam.models import MODELS, build_model
 from looksam.models.layers import BatchNorm
+from looksam.models.mode import Mode
 
 CIFAR, IMAGENET = (32, 32, 3), (224, 224, 3)
 
@@ -145,7 +146,7 @@ def test_batch_variance_does_not_cancel_near_the_running_mean():
     layer.mean[...] = jnp.full(1, 1e4, jnp.float32)
     layer.var[...] = jnp.zeros(1, jnp.float32)
     x = (1e4 + np.random.default_rng(0).normal(size=(64, 4, 4, 1))).astype(np.float32)
-    layer(jnp.asarray(x), train=True)
+    layer(jnp.asarray(x), Mode(train=True))
     np.testing.assert_allclose(layer.var[...], 0.1 * x.astype(np.float64).var(), rtol=1e-3)
 
 

@@ -13,13 +13,14 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from looksam.data.image_ops import check_images
+from looksam.keys import per_image
 
 
 def random_crop_flip(key: jax.Array, images: jax.Array, *, padding: int = 4) -> jax.Array:
     """Pad with zeros, cut a window of the old size at a random place, mirror left and right with probability 1/2.
 
     Args:
-      key: a PRNG key; each image draws its own offsets, uniform over 0…2·padding, and flip.
+      key: a PRNG key, or one for each image, which draws its own offsets, uniform over 0…2·padding, and flip.
       images: uint8 or floating point, (b, h, w, c). Zero is black in uint8 images, the mean in normalised ones.
       padding: pixels on each side, ≥ 0; 0 flips only.
 
@@ -35,9 +36,13 @@ def random_crop_flip(key: jax.Array, images: jax.Array, *, padding: int = 4) -> 
     if padding < 0:
         raise ValueError(f"padding={padding} is out of range; pass padding >= 0 (0 flips only).")
     b, h, w, c = images.shape
-    key_offset, key_flip = jax.random.split(key)
-    offsets = jax.random.randint(key_offset, (b, 2), 0, 2 * padding + 1, dtype=jnp.int32)
-    flip = jax.random.bernoulli(key_flip, jnp.float32(0.5), (b, 1, 1, 1))
+
+    def draw(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        key_offset, key_flip = jax.random.split(key)
+        offsets = jax.random.randint(key_offset, (2,), 0, 2 * padding + 1, dtype=jnp.int32)
+        return offsets, jax.random.bernoulli(key_flip, jnp.float32(0.5), (1, 1, 1))
+
+    offsets, flip = jax.vmap(draw)(per_image(key, b))
     padded = jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
 
     def crop(image: jax.Array, offset: jax.Array) -> jax.Array:
@@ -93,10 +98,9 @@ def one_hot_smoothed(labels: jax.Array, num_classes: int, smoothing: float = 0.0
 def mixup(key: jax.Array, images: jax.Array, targets: jax.Array, alpha: float) -> tuple[jax.Array, jax.Array]:
     """λ x_i + (1 − λ) x_j and λ y_i + (1 − λ) y_j, with one λ ~ Beta(alpha, alpha) for the whole batch.
 
-    The partner j of image i is its mirror in the batch, j = b − 1 − i. The order of the data is random already, so
-    this pairs at random as a permutation would; but with the batch spread over devices each of them swaps its part
-    with one other, where a random permutation has to gather the whole batch. Give it the global batch, before any
-    split into micro-batches.
+    Images 0 and 1, 2 and 3, … are partners; in an odd batch the last one stays alone, and as it is. The order of the
+    data is random already, so this pairs at random as a permutation would; but a permutation has to gather a batch that
+    is spread over devices, and this moves nothing, and gives the same for any even part of the batch.
 
     Args:
       key: a PRNG key, for λ.
@@ -124,7 +128,10 @@ def mixup(key: jax.Array, images: jax.Array, targets: jax.Array, alpha: float) -
 
 def _mix(weight: jax.Array, x: jax.Array) -> jax.Array:
     own, other = weight.astype(x.dtype), (1 - weight).astype(x.dtype)
-    return own * x + other * x[::-1]
+    even = x.shape[0] - x.shape[0] % 2
+    pairs = x[:even].reshape(-1, 2, *x.shape[1:])
+    mixed = (own * pairs + other * pairs[:, ::-1]).reshape(even, *x.shape[1:])
+    return jnp.concatenate([mixed, x[even:]])
 
 
 def _number(name: str, value: Any) -> float:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from looksam.data import image_ops
+from looksam.keys import per_image
 
 OPERATIONS = (
     "identity", "autocontrast", "equalize", "rotate", "solarize", "color", "posterize",
@@ -47,7 +48,7 @@ def rand_augment(key: jax.Array, images: jax.Array, *, operations: int = 2, magn
     Warps take the nearest pixel, and grey (128) where there is none.
 
     Args:
-      key: a PRNG key; the draws depend on it and on the shape of the batch only.
+      key: a PRNG key, or one for each image.
       images: uint8 (b, h, w, c), with c = 3 (RGB) or 1 (grey: color leaves it as it is).
       operations: N ≥ 1.
       magnitude: 0 ≤ M ≤ 30, known when the function is traced.
@@ -79,10 +80,14 @@ def draw_operations(key: jax.Array, batch: int, operations: int) -> tuple[jax.Ar
         raise TypeError(f"operations={operations!r} is not an int; pass how many each image gets, e.g. 2.")
     if operations < 1:
         raise ValueError(f"operations={operations} is out of range; pass operations >= 1, or leave rand_augment out.")
-    key_operation, key_sign = jax.random.split(key)
-    shape = (batch, int(operations))
-    drawn = jax.random.randint(key_operation, shape, 0, len(OPERATIONS), dtype=jnp.int32)
-    return drawn, 1 - 2 * jax.random.bernoulli(key_sign, jnp.float32(0.5), shape).astype(jnp.int32)
+
+    def draw(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        key_operation, key_sign = jax.random.split(key)
+        shape = (int(operations),)
+        drawn = jax.random.randint(key_operation, shape, 0, len(OPERATIONS), dtype=jnp.int32)
+        return drawn, 1 - 2 * jax.random.bernoulli(key_sign, jnp.float32(0.5), shape).astype(jnp.int32)
+
+    return jax.vmap(draw)(per_image(key, batch))
 
 
 def apply_operations(images: jax.Array, operation: jax.Array, sign: jax.Array, *, magnitude: float = 10.0) -> jax.Array:

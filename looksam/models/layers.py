@@ -8,6 +8,7 @@ from flax import nnx
 from jax import lax
 
 from looksam.models import initializers
+from looksam.models.mode import Mode
 from looksam.models.pure import wide
 
 MOMENTUM = 0.9  # of BatchNorm's running statistics: new = 0.9 old + 0.1 batch, the customary value
@@ -29,12 +30,12 @@ class BatchNorm(nnx.Module):
         self.var = nnx.BatchStat(jnp.ones(features, jnp.float32))
         self.dtype = dtype
 
-    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+    def __call__(self, x: jax.Array, mode: Mode) -> jax.Array:
         x = x.astype(wide(self.dtype))
         running = self.mean[...].astype(x.dtype), self.var[...].astype(x.dtype)
         mean, var = running
-        if train:
-            mean, var = _moments(x, shift=lax.stop_gradient(mean))
+        if mode.train:
+            mean, var = _moments(x, lax.stop_gradient(mean), mode.axes)
             self.mean.set_value(_moved(self.mean[...], mean))
             self.var.set_value(_moved(self.var[...], var))
         # One multiply and one add per element; as (x − mean) · … the gradient costs a fifth more on CPU.
@@ -43,13 +44,15 @@ class BatchNorm(nnx.Module):
         return (x * slope + offset).astype(self.dtype)
 
 
-def _moments(x: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean and biased variance per channel, in one pass over x.
+def _moments(x: jax.Array, shift: jax.Array, axes: tuple[str, ...]) -> tuple[jax.Array, jax.Array]:
+    """Mean and biased variance per channel over the whole batch, in one pass over x.
 
     E[c²] − E[c]² with c = x − shift: exact for any shift, and free of cancellation where the shift is near the mean.
     """
     centred = x - shift
     mean, square = centred.mean((0, 1, 2)), jnp.square(centred).mean((0, 1, 2))
+    if axes:
+        mean, square = lax.pmean((mean, square), axes)
     # Rounding can make it negative where a channel is constant.
     return mean + shift, jnp.maximum(square - jnp.square(mean), 0)
 
@@ -72,6 +75,26 @@ class LayerNorm(nnx.Module):
         centred = x - x.mean(-1, keepdims=True)
         unit = centred * lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + LAYER_EPSILON)
         return (unit * self.scale[...].astype(x.dtype) + self.bias[...].astype(x.dtype)).astype(self.dtype)
+
+
+class Dropout(nnx.Module):
+    """Zeroes a share ``rate`` of the activations in training and scales the rest by 1/(1 − rate).
+
+    ``whole_image`` drops all of an image's or none (stochastic depth). Each image draws from its own key.
+    Activations are in the order of the images, in any shape that keeps it, like (batch · tokens, width).
+    """
+
+    def __init__(self, rate: float, *, whole_image: bool = False):
+        self.rate, self.whole_image = rate, whole_image
+
+    def __call__(self, x: jax.Array, mode: Mode) -> jax.Array:
+        if not mode.train or self.rate == 0:
+            return x
+        keys, stays = mode.next_keys(), 1 - self.rate
+        rows = x.reshape(keys.shape[0], -1)
+        drawn = (1,) if self.whole_image else rows.shape[1:]
+        keep = jax.vmap(lambda key: jax.random.bernoulli(key, jnp.float32(stays), drawn))(keys)
+        return jnp.where(keep, rows / jnp.asarray(stays, x.dtype), jnp.zeros((), x.dtype)).reshape(x.shape)
 
 
 def conv(n_in: int, n_out: int, size: int, stride: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.Conv:

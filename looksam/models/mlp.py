@@ -10,6 +10,7 @@ from flax import nnx
 
 from looksam.models import checks, initializers
 from looksam.models.layers import head
+from looksam.models.mode import Mode
 from looksam.models.pure import MakeModule
 
 
@@ -21,7 +22,7 @@ class MLP(nnx.Module):
         self.hidden = nnx.List([_dense(n_in, n_out, dtype=dtype, rngs=rngs) for n_in, n_out in pairs])
         self.head = head(sizes[-1], num_classes, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: jax.Array, *, train: bool, rngs: nnx.Rngs | None) -> jax.Array:
+    def __call__(self, x: jax.Array, mode: Mode) -> jax.Array:
         x = x.reshape(x.shape[0], -1)
         for layer in self.hidden:
             x = jax.nn.relu(layer(x))

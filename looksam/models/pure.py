@@ -8,9 +8,12 @@ import jax.numpy as jnp
 from flax import nnx, traverse_util
 from jax.typing import DTypeLike
 
+from looksam.keys import per_image
+from looksam.models.mode import Mode
+
 Params = dict[str, Any]  # nested dicts of float32 arrays; paths read like "blocks/0/attention/query/kernel"
 Stats = dict[str, Any]  # BatchNorm's running statistics, in the same shape; {} for a model without
-MakeModule = Callable[[nnx.Rngs], nnx.Module]  # the module is called as module(images, train=..., rngs=...)
+MakeModule = Callable[[nnx.Rngs], nnx.Module]  # the module is called as module(images, mode)
 
 
 class Model(NamedTuple):
@@ -18,9 +21,10 @@ class Model(NamedTuple):
 
     ``init(key)`` gives (params, stats). It may be jitted, and under ``jax.eval_shape`` allocates nothing.
 
-    ``apply(params, stats, images, *, train, key=None)`` gives (logits, new stats). With ``train=True`` BatchNorm
-    uses the batch and the new stats have moved towards it; otherwise ``stats`` are used and returned as they are.
-    All randomness comes from ``key``, so two passes with one key see the same masks, as SAM needs.
+    ``apply(params, stats, images, *, train, key=None, axes=())`` gives (logits, new stats). With ``train=True``
+    BatchNorm uses the batch and the new stats have moved towards it; otherwise ``stats`` are used and returned as they
+    are. All randomness comes from ``key``, one or one for each image, so two passes with one key see the same masks, as
+    SAM needs. ``axes`` names the axes of a surrounding ``shard_map`` over which the batch is spread.
     """
 
     init: Callable[[jax.Array], tuple[Params, Stats]]
@@ -38,21 +42,27 @@ def pure_model(make: MakeModule, image_shape: tuple[int, int, int], dtype: DType
     # A third kind of state (an RNG, say) would raise here: the two are all that a step carries.
     graph, *states = nnx.split(module, nnx.Param, nnx.BatchStat)
     like_params, like_stats = states
-    draws = any(isinstance(m, nnx.Dropout) and m.rate > 0 for _, m in nnx.iter_modules(module))
+    draws = any(getattr(m, "rate", 0) > 0 for _, m in nnx.iter_modules(module))  # of Dropout
 
     def init(key: jax.Array) -> tuple[Params, Stats]:
         made = make(nnx.Rngs(params=key))
         return _as_dict(nnx.state(made, nnx.Param)), _as_dict(nnx.state(made, nnx.BatchStat))
 
     def apply(
-        params: Params, stats: Stats, images: jax.Array, *, train: bool, key: jax.Array | None = None
+        params: Params,
+        stats: Stats,
+        images: jax.Array,
+        *,
+        train: bool,
+        key: jax.Array | None = None,
+        axes: tuple[str, ...] = (),
     ) -> tuple[jax.Array, Stats]:
         _check_images(images, image_shape)
         if train and draws and key is None:
             raise ValueError("key is None, and the model has dropout or stochastic depth; pass key=... to train it.")
         merged: Any = nnx.merge(graph, _as_state(like_params, params, "params"), _as_state(like_stats, stats, "stats"))
-        rngs = nnx.Rngs(dropout=key) if train and draws and key is not None else None
-        logits = merged(images.astype(dtype), train=train, rngs=rngs)
+        keys = per_image(key, images.shape[0]) if train and draws and key is not None else None
+        logits = merged(images.astype(dtype), Mode(train, keys, axes))
         return logits, _as_dict(nnx.state(merged, nnx.BatchStat)) if train else stats
 
     return Model(init, apply)

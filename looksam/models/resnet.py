@@ -15,6 +15,7 @@ from flax import nnx
 
 from looksam.models import checks
 from looksam.models.layers import BatchNorm, conv, head, mean_position
+from looksam.models.mode import Mode
 from looksam.models.pure import MakeModule
 
 SMALL_SIDE = 64  # up to here an image gets the CIFAR stem
@@ -38,8 +39,8 @@ class Unit(nnx.Module):
         self.conv = conv(n_in, n_out, size, stride, dtype=dtype, rngs=rngs)
         self.norm = BatchNorm(n_out, dtype=dtype, zero_scale=zero_scale)
 
-    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        return self.norm(self.conv(x), train=train)
+    def __call__(self, x: jax.Array, mode: Mode) -> jax.Array:
+        return self.norm(self.conv(x), mode)
 
 
 class Block(nnx.Module):
@@ -69,11 +70,11 @@ class Block(nnx.Module):
         changes = stride > 1 or n_in != n_out
         self.skip = nnx.data(Unit(n_in, n_out, 1, stride, dtype=dtype, rngs=rngs) if changes else None)
 
-    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        skip = x if self.skip is None else self.skip(x, train=train)
+    def __call__(self, x: jax.Array, mode: Mode) -> jax.Array:
+        skip = x if self.skip is None else self.skip(x, mode)
         for unit in self.units[:-1]:
-            x = jax.nn.relu(unit(x, train=train))
-        return jax.nn.relu(skip + self.units[-1](x, train=train))
+            x = jax.nn.relu(unit(x, mode))
+        return jax.nn.relu(skip + self.units[-1](x, mode))
 
 
 class ResNet(nnx.Module):
@@ -105,12 +106,12 @@ class ResNet(nnx.Module):
         self.blocks = nnx.List(made)
         self.head = head(n_in, num_classes, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: jax.Array, *, train: bool, rngs: nnx.Rngs | None) -> jax.Array:
-        x = jax.nn.relu(self.stem(x, train=train))
+    def __call__(self, x: jax.Array, mode: Mode) -> jax.Array:
+        x = jax.nn.relu(self.stem(x, mode))
         if self.large:
             x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
         for block in self.blocks:
-            x = block(x, train=train)
+            x = block(x, mode)
         return self.head(mean_position(x))
 
 

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from looksam.models import checks, initializers
-from looksam.models.layers import LayerNorm, head, mean_position
+from looksam.models.layers import Dropout, LayerNorm, head, mean_position
+from looksam.models.mode import Mode
 from looksam.models.pure import MakeModule, wide
 
 
@@ -69,20 +70,16 @@ class Block(nnx.Module):
         self.norm2 = LayerNorm(shape.width, dtype=shape.dtype)
         self.up = _dense(shape.width, shape.hidden, shape, rngs)
         self.down = _dense(shape.hidden, shape.width, shape, rngs)
-        self.dropout = nnx.Dropout(shape.dropout)
-        self.drop_path = nnx.Dropout(drop_path, broadcast_dims=(1, 2))
-        self.tokens = shape.tokens
+        self.dropout = Dropout(shape.dropout)
+        self.drop_path = Dropout(drop_path, whole_image=True)
 
-    def __call__(self, x: jax.Array, *, train: bool, rngs: nnx.Rngs | None) -> jax.Array:
-        def drop(y: jax.Array) -> jax.Array:
-            return self.dropout(y, deterministic=not train, rngs=rngs)
-
+    def __call__(self, x: jax.Array, mode: Mode) -> jax.Array:
         def branch(y: jax.Array) -> jax.Array:
-            per_image = drop(y).reshape(-1, self.tokens, y.shape[-1])
-            return self.drop_path(per_image, deterministic=not train, rngs=rngs).reshape(y.shape)
+            return self.drop_path(self.dropout(y, mode), mode)
 
         x = x + branch(self.attention(self.norm1(x)))
-        return x + branch(self.down(drop(jax.nn.gelu(self.up(self.norm2(x)), approximate=True))))
+        hidden = jax.nn.gelu(self.up(self.norm2(x)), approximate=True)
+        return x + branch(self.down(self.dropout(hidden, mode)))
 
 
 class ViT(nnx.Module):
@@ -94,7 +91,7 @@ class ViT(nnx.Module):
         self.embed = _dense(shape.patch**2 * shape.image[2], shape.width, shape, rngs)
         start = initializers.normal(0.02)(rngs.params(), (shape.tokens, shape.width), jnp.float32)
         self.position = nnx.Param(start)
-        self.dropout = nnx.Dropout(shape.dropout)
+        self.dropout = Dropout(shape.dropout)
         # Huang et al. 2016: the rate grows linearly with depth, to its full value at the last block.
         rates = [shape.stochastic_depth * (i + 1) / shape.depth for i in range(shape.depth)]
         self.blocks = nnx.List([Block(shape, rate, rngs) for rate in rates])
@@ -102,13 +99,13 @@ class ViT(nnx.Module):
         self.head = head(shape.width, num_classes, dtype=shape.dtype, rngs=rngs)
         self.shape = shape
 
-    def __call__(self, images: jax.Array, *, train: bool, rngs: nnx.Rngs | None) -> jax.Array:
+    def __call__(self, images: jax.Array, mode: Mode) -> jax.Array:
         tokens, width = self.shape.tokens, self.shape.width
         x = self.embed(_patches(images, self.shape.patch))
         x = x.reshape(-1, tokens, width) + self.position[...].astype(x.dtype)
-        x = self.dropout(x, deterministic=not train, rngs=rngs).reshape(-1, width)
+        x = self.dropout(x, mode).reshape(-1, width)
         for block in self.blocks:
-            x = block(x, train=train, rngs=rngs)
+            x = block(x, mode)
         return self.head(mean_position(self.norm(x).reshape(-1, tokens, width)))
 
 

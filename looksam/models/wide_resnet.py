@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from looksam.models import checks
-from looksam.models.layers import BatchNorm, conv, head, mean_position
+from looksam.models.layers import BatchNorm, Dropout, conv, head, mean_position
+from looksam.models.mode import Mode
 from looksam.models.pure import MakeModule
 
 STEM = 16  # channels of the first convolution, and of the first stage before widening
@@ -24,16 +25,16 @@ class Block(nnx.Module):
         self.norm1 = BatchNorm(n_in, dtype=dtype)
         self.conv1 = conv(n_in, n_out, 3, stride, dtype=dtype, rngs=rngs)
         self.norm2 = BatchNorm(n_out, dtype=dtype)
-        self.dropout = nnx.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.conv2 = conv(n_out, n_out, 3, 1, dtype=dtype, rngs=rngs)
         changes = stride > 1 or n_in != n_out
         self.skip = nnx.data(conv(n_in, n_out, 1, stride, dtype=dtype, rngs=rngs) if changes else None)
 
-    def __call__(self, x: jax.Array, *, train: bool, rngs: nnx.Rngs | None) -> jax.Array:
-        active = jax.nn.relu(self.norm1(x, train=train))
+    def __call__(self, x: jax.Array, mode: Mode) -> jax.Array:
+        active = jax.nn.relu(self.norm1(x, mode))
         skip = x if self.skip is None else self.skip(active)
-        y = jax.nn.relu(self.norm2(self.conv1(active), train=train))
-        return skip + self.conv2(self.dropout(y, deterministic=not train, rngs=rngs))
+        y = jax.nn.relu(self.norm2(self.conv1(active), mode))
+        return skip + self.conv2(self.dropout(y, mode))
 
 
 class WideResNet(nnx.Module):
@@ -62,11 +63,11 @@ class WideResNet(nnx.Module):
         self.norm = BatchNorm(n_in, dtype=dtype)
         self.head = head(n_in, num_classes, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: jax.Array, *, train: bool, rngs: nnx.Rngs | None) -> jax.Array:
+    def __call__(self, x: jax.Array, mode: Mode) -> jax.Array:
         x = self.stem(x)
         for block in self.blocks:
-            x = block(x, train=train, rngs=rngs)
-        return self.head(mean_position(jax.nn.relu(self.norm(x, train=train))))
+            x = block(x, mode)
+        return self.head(mean_position(jax.nn.relu(self.norm(x, mode))))
 
 
 def wide_resnet(
