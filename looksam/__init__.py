@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from looksam.optax_adapter import as_optimizer
-    from looksam.rules import Rule, StepInfo, layer_sam, look_layer_sam, look_sam, sam, sam_k
+    from looksam.rules import Rule, StepInfo, accumulated, layer_sam, look_layer_sam, look_sam, sam, sam_k
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Rule",
     "StepInfo",
+    "accumulated",
     "as_optimizer",
     "layer_sam",
     "look_layer_sam",

@@ -11,6 +11,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from looksam.rules.balls import SCALINGS, path_string
+from looksam.rules.parts import check_count
 from looksam.rules.vector import Vector
 
 
@@ -58,6 +59,28 @@ def layer_function(layers: Callable[[str], Any] | None) -> None:
 def storage(dtype: DTypeLike | None) -> None:
     if dtype is not None and not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
         raise TypeError(f"store_dtype={jnp.dtype(dtype).name} is not floating-point; pass e.g. jnp.bfloat16 or None.")
+
+
+def group_setting(groups: Any) -> None:
+    if isinstance(groups, str) and groups != "device":
+        raise ValueError(f"groups={groups!r} is unknown; pass a number of groups, 'device', or None for one group.")
+    if groups is not None and groups != "device":
+        check_count("groups", groups)
+
+
+def group_count(groups: Any) -> int:
+    """How many groups; with "device" as many as the mesh in use has devices, or else as there are in all."""
+    if groups != "device":
+        return int(groups)
+    mesh = jax.sharding.get_abstract_mesh()
+    return jax.device_count() if mesh.empty else mesh.size
+
+
+def no_groups(groups: Any) -> None:
+    if groups is not None:
+        raise ValueError(
+            f"this rule has groups={groups!r}, and redirect sees no batch to cut; call rule.gradient instead."
+        )
 
 
 def host_step(step: Any) -> int:

@@ -4,8 +4,8 @@ A rule decides only which gradient the base optimizer sees. The numbers in brack
 docs/maths.md.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,12 @@ from jax.typing import ArrayLike, DTypeLike
 
 from looksam.rules import checks, vector
 from looksam.rules.balls import Ball
+from looksam.rules.parts import mean_over_groups
 from looksam.rules.vector import Scalar, Vector
 
 Schedule = Callable[[jax.Array], ArrayLike]  # the rule's step count -> a value
 GradientAt = Callable[[Vector], Vector]  # weights -> gradient, of one fixed minibatch
+Groups = int | Literal["device"]  # how many parts of a batch climb on their own
 
 
 class SAMState(NamedTuple):
@@ -75,12 +77,14 @@ class Rule(NamedTuple):
       redirect: the same with the clean gradient at hand:
         ``redirect(g, gradient_at, params, state, refresh=None) -> (grads, state, info)``.
       refreshes: ``refreshes(step) -> bool``, the value of ``refresh`` for a step counted on the host from 0.
+      neighbour: ``neighbour(g, params, state) -> weights``, w + ε, where the second gradient is taken.
     """
 
     init: Callable[[Vector], Any]
     gradient: GradientFunction
     redirect: RedirectFunction
     refreshes: Callable[[int], bool]
+    neighbour: Callable[[Vector, Vector, Any], Vector]
 
 
 def make_rule(
@@ -90,6 +94,8 @@ def make_rule(
     k: int,
     alpha: ArrayLike | Schedule | None = None,
     store_dtype: DTypeLike | None = None,
+    groups: Groups | None = None,
+    batch_argnums: Sequence[int] | None = None,
 ) -> Rule:
     """Compose a rule. ``alpha=None``: steps between two refreshes use the plain gradient."""
     reuses = alpha is not None and k > 1  # k = 1 never reuses: the very program of SAM, nothing stored
@@ -103,16 +109,29 @@ def make_rule(
         g_v = jax.tree.map(lambda w: jnp.zeros_like(w, dtype=store_dtype), params)
         return LookSAMState(count, g_v, jnp.zeros((), vector.accumulator(params)))
 
+    def neighbour(g: Vector, params: Vector, state: Any) -> Vector:
+        dtype = vector.accumulator(params)
+        epsilon = ball(vector.cast(g, dtype), params, dtype)
+        moved = vector.add_scaled(vector.cast(params, dtype), _value(rho, state.count, dtype), epsilon)
+        return vector.cast_like(moved, params)
+
     def redirect(
         g: Vector, gradient_at: GradientAt, params: Vector, state: Any, *, refresh: bool | None = None
+    ) -> tuple[Vector, Any, StepInfo]:
+        checks.no_groups(groups)
+        return bent(g, lambda: gradient_at(neighbour(g, params, state)), params, state, refresh)
+
+    def bent(
+        g: Vector, take_g_s: Callable[[], Vector], params: Vector, state: Any, refresh: bool | None
     ) -> tuple[Vector, Any, StepInfo]:
         checks.check_step(params, state, LookSAMState if reuses else SAMState, refresh)
         checks.check_gradient(params, g)
         dtype = vector.accumulator(params)
 
         def refresh_step() -> tuple[Vector, Any, StepInfo]:
-            radius = _value(rho, state.count, dtype)
-            return _refresh(ball, radius, g, gradient_at, params, state, dtype)
+            g_s = take_g_s()
+            checks.check_gradient(params, g_s)
+            return _refresh(g, g_s, state, dtype)
 
         def reuse_step() -> tuple[Vector, Any, StepInfo]:
             if not reuses:
@@ -132,42 +151,53 @@ def make_rule(
     ) -> tuple[Any, Vector, Any, StepInfo]:
         # before any gradient is traced
         checks.check_step(params, state, LookSAMState if reuses else SAMState, refresh)
+        if groups is not None and refresh is not False:
+            return grouped(value_and_grad, params, state, args, refresh)
         value, g = checks.split_value_and_grad(value_and_grad(params, *args), params)
 
-        def gradient_at(weights: Vector) -> Vector:
-            return value_and_grad(weights, *args)[1]
+        def take_g_s() -> Vector:
+            return value_and_grad(neighbour(g, params, state), *args)[1]  # (7)
 
-        grads, state, info = redirect(g, gradient_at, params, state, refresh=refresh)
-        return value, grads, state, info
+        return value, *bent(g, take_g_s, params, state, refresh)
+
+    def grouped(
+        value_and_grad: Callable[..., tuple[Any, Vector]],
+        params: Vector,
+        state: Any,
+        args: tuple[Any, ...],
+        refresh: bool | None,
+    ) -> tuple[Any, Vector, Any, StepInfo]:
+        def climb(*part: Any) -> tuple[Any, Vector, Vector]:
+            value, g = checks.split_value_and_grad(value_and_grad(params, *part), params)
+            return value, g, value_and_grad(neighbour(g, params, state), *part)[1]
+
+        def refresh_step() -> tuple[Any, Vector, Any, StepInfo]:
+            count = checks.group_count(groups)
+            value, g, g_s = mean_over_groups(climb, count, batch_argnums)(*args)
+            return value, *bent(g, lambda: g_s, params, state, True)
+
+        def reuse_step() -> tuple[Any, Vector, Any, StepInfo]:
+            return gradient(value_and_grad, params, state, *args, refresh=False)
+
+        if refresh is None and k > 1:
+            return lax.cond(state.count % k == 0, refresh_step, reuse_step)
+        return refresh_step()
 
     def refreshes(step: int) -> bool:
         return checks.host_step(step) % k == 0
 
-    return Rule(init, gradient, redirect, refreshes)
+    return Rule(init, gradient, redirect, refreshes, neighbour)
 
 
-def _refresh(
-    ball: Ball,
-    rho: Scalar,
-    g: Vector,
-    gradient_at: GradientAt,
-    params: Vector,
-    state: Any,
-    dtype: DTypeLike,
-) -> tuple[Vector, Any, StepInfo]:
-    """Two gradients: return g_s, keep the part of it that is orthogonal to g."""
-    wide_g = vector.cast(g, dtype)
-    epsilon = ball(wide_g, params, dtype)
-    neighbour = vector.cast_like(vector.add_scaled(vector.cast(params, dtype), rho, epsilon), params)
-    g_s = gradient_at(neighbour)  # (7)
-    checks.check_gradient(params, g_s)
-
+def _refresh(g: Vector, g_s: Vector, state: Any, dtype: DTypeLike) -> tuple[Vector, Any, StepInfo]:
+    """Return g_s, keep the part of it that is orthogonal to g."""
     g_squared = vector.squared_norm(g, dtype)
     g_s_squared, along = vector.squared_norm_and_dot(g_s, g, dtype)
     usable = jnp.isfinite(g_squared) & jnp.isfinite(g_s_squared)
 
     # One projection over the whole vector. Where ‖g‖ is 0 there is no g_v.
-    g_v = vector.add_scaled(vector.cast(g_s, dtype), -vector.divide(along, g_squared), wide_g)  # (8)
+    wide_g, wide_g_s = vector.cast(g, dtype), vector.cast(g_s, dtype)
+    g_v = vector.add_scaled(wide_g_s, -vector.divide(along, g_squared), wide_g)  # (8)
     keeps_g_v = isinstance(state, LookSAMState)
     g_v = vector.cast_like(g_v, state.g_v if keeps_g_v else g)
     g_v_norm = jnp.sqrt(vector.squared_norm(g_v, dtype))

@@ -4,18 +4,25 @@ Reference: Liu et al., "Towards Efficient and Scalable Sharpness-Aware Minimizat
 some points open; docs/maths.md says how each is read here.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 from jax.typing import ArrayLike, DTypeLike
 
 from looksam.rules import checks
 from looksam.rules.balls import Ball, Layers, global_ball, layer_ball
-from looksam.rules.core import Rule, Schedule, make_rule
+from looksam.rules.core import Groups, Rule, Schedule, make_rule
 
 Scaling = Literal["normalized", "literal", "adaptive"]
 
 
-def sam(rho: ArrayLike | Schedule, *, p: float = 2.0) -> Rule:
+def sam(
+    rho: ArrayLike | Schedule,
+    *,
+    p: float = 2.0,
+    groups: Groups | None = None,
+    batch_argnums: Sequence[int] | None = None,
+) -> Rule:
     """SAM: the gradient at the steepest neighbour, g_s = ∇L(w + ε), on every step. Two gradients a step.
 
     With p = 2, ε = ρ g/‖g‖ over the whole parameter vector.
@@ -23,6 +30,10 @@ def sam(rho: ArrayLike | Schedule, *, p: float = 2.0) -> Rule:
     Args:
       rho: radius ρ ≥ 0 of the ball: a number, an array scalar or a schedule of the rule's step count.
       p: norm of the ball, 1 < p ≤ ∞.
+      groups: cut the batch into this many equal groups, each of which climbs its own gradient; g and g_s are the means
+        over them (m-sharpness, m being the images of a group). ``"device"``: a group for each device of the mesh. What
+        ``value_and_grad`` returns is averaged over the groups, so its auxiliary output has to be means.
+      batch_argnums: which of the arguments after ``params`` carry the batch, on their first axis; by default all.
 
     Example:
       >>> import jax, jax.numpy as jnp, looksam
@@ -37,16 +48,23 @@ def sam(rho: ArrayLike | Schedule, *, p: float = 2.0) -> Rule:
       Foret et al., "Sharpness-Aware Minimization for Efficiently Improving Generalization", ICLR 2021. We differ
       where g = 0: ε is 0 there, not NaN.
     """
-    return sam_k(rho, k=1, p=p)
+    return sam_k(rho, k=1, p=p, groups=groups, batch_argnums=batch_argnums)
 
 
-def sam_k(rho: ArrayLike | Schedule, k: int, *, p: float = 2.0) -> Rule:
+def sam_k(
+    rho: ArrayLike | Schedule,
+    k: int,
+    *,
+    p: float = 2.0,
+    groups: Groups | None = None,
+    batch_argnums: Sequence[int] | None = None,
+) -> Rule:
     """SAM-k: SAM on every k-th step, the plain gradient in between. 1 + 1/k gradients a step.
 
     Args:
       rho: as for ``sam``.
       k: steps that share one second gradient; steps 0, k, 2k, … take it.
-      p: as for ``sam``.
+      p, groups, batch_argnums: as for ``sam``.
 
     Example:
       >>> import looksam
@@ -55,7 +73,9 @@ def sam_k(rho: ArrayLike | Schedule, k: int, *, p: float = 2.0) -> Rule:
       [True, False, False, True, False]
     """
     checks.non_negative("rho", rho)
-    return make_rule(global_ball(checks.exponent(p)), rho=rho, k=checks.period(k))
+    checks.group_setting(groups)
+    ball = global_ball(checks.exponent(p))
+    return make_rule(ball, rho=rho, k=checks.period(k), groups=groups, batch_argnums=batch_argnums)
 
 
 def look_sam(
@@ -65,6 +85,8 @@ def look_sam(
     *,
     p: float = 2.0,
     store_dtype: DTypeLike | None = None,
+    groups: Groups | None = None,
+    batch_argnums: Sequence[int] | None = None,
 ) -> Rule:
     """LookSAM-k: SAM on every k-th step, g + α (‖g‖/‖g_v‖) g_v in between. 1 + 1/k gradients a step.
 
@@ -75,7 +97,7 @@ def look_sam(
       rho: as for ``sam``.
       alpha: strength α ≥ 0 of the reused part: a number, an array scalar or a schedule of the rule's step count.
       k: as for ``sam_k``; k = 1 is ``sam``, the same program and state.
-      p: as for ``sam``.
+      p, groups, batch_argnums: as for ``sam``. g_v comes from the means over the groups.
       store_dtype: dtype of the kept g_v, by default each parameter's; ``jnp.bfloat16`` halves its memory.
 
     Example:
@@ -97,8 +119,16 @@ def look_sam(
     checks.non_negative("rho", rho)
     checks.non_negative("alpha", alpha)
     checks.storage(store_dtype)
-    ball = global_ball(checks.exponent(p))
-    return make_rule(ball, rho=rho, k=checks.period(k), alpha=alpha, store_dtype=store_dtype)
+    checks.group_setting(groups)
+    return make_rule(
+        global_ball(checks.exponent(p)),
+        rho=rho,
+        k=checks.period(k),
+        alpha=alpha,
+        store_dtype=store_dtype,
+        groups=groups,
+        batch_argnums=batch_argnums,
+    )
 
 
 def layer_sam(
@@ -107,6 +137,8 @@ def layer_sam(
     p: float = 2.0,
     scaling: Scaling = "normalized",
     layers: Layers | None = None,
+    groups: Groups | None = None,
+    batch_argnums: Sequence[int] | None = None,
 ) -> Rule:
     """LayerSAM: SAM with the perturbation of each layer scaled by Λ_i = ‖w_i‖/‖g_i‖. Two gradients a step.
 
@@ -118,6 +150,7 @@ def layer_sam(
         where the size of each ε_i is counted in units of ‖w_i‖.
       layers: a function from a parameter's path, like ``"block/kernel"``, to the name of its layer; by default
         each tensor is a layer.
+      groups, batch_argnums: as for ``sam``.
 
     Example:
       >>> import jax, jax.numpy as jnp, looksam
@@ -133,7 +166,8 @@ def layer_sam(
     """
     ball = _checked_layer_ball(p, scaling, layers)
     checks.non_negative("rho", rho)
-    return make_rule(ball, rho=rho, k=1)
+    checks.group_setting(groups)
+    return make_rule(ball, rho=rho, k=1, groups=groups, batch_argnums=batch_argnums)
 
 
 def look_layer_sam(
@@ -145,11 +179,13 @@ def look_layer_sam(
     store_dtype: DTypeLike | None = None,
     scaling: Scaling = "normalized",
     layers: Layers | None = None,
+    groups: Groups | None = None,
+    batch_argnums: Sequence[int] | None = None,
 ) -> Rule:
     """Look-LayerSAM-k: LookSAM-k with LayerSAM's perturbation. 1 + 1/k gradients a step.
 
     Args:
-      rho, p, scaling, layers: as for ``layer_sam``.
+      rho, p, scaling, layers, groups, batch_argnums: as for ``layer_sam``.
       alpha, k, store_dtype: as for ``look_sam``.
 
     Example:
@@ -178,7 +214,16 @@ def look_layer_sam(
     checks.non_negative("rho", rho)
     checks.non_negative("alpha", alpha)
     checks.storage(store_dtype)
-    return make_rule(ball, rho=rho, k=checks.period(k), alpha=alpha, store_dtype=store_dtype)
+    checks.group_setting(groups)
+    return make_rule(
+        ball,
+        rho=rho,
+        k=checks.period(k),
+        alpha=alpha,
+        store_dtype=store_dtype,
+        groups=groups,
+        batch_argnums=batch_argnums,
+    )
 
 
 def _checked_layer_ball(p: float, scaling: str, layers: Layers | None) -> Ball:
