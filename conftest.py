@@ -23,6 +23,13 @@ def as_users_run_it():
         yield
 
 
+@pytest.fixture
+def in_float64():
+    """Float64 without strict promotion, which neither Optax nor a float32 image under float64 weights can do."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
 @pytest.fixture(autouse=True)
 def examples_run_as_a_user_would(request):
     if isinstance(request.node, DoctestItem):

@@ -37,7 +37,7 @@ class Runner:
     def bare(self):
         """The compiled step alone, on one batch that is on the device already."""
         for _ in range(CYCLE):
-            refresh = self.training.rule.refreshes(self.count) if self.training.rule else None
+            refresh = self.training.programs.rule.refreshes(self.count) if self.training.rule else None
             self.state, _ = self.training._step(self.state, refresh, *self.arguments)
             self.count += 1
 

@@ -6,8 +6,11 @@ import pytest
 from PIL import Image
 
 from looksam.train import run
-from looksam.train.feed import Stream, load, make_eval_batches, make_feed
+from looksam.train.evaluation import make_eval_batches
+from looksam.train.feed import Stream, make_feed
+from looksam.train.layout import OneDevice
 from looksam.train.recipe import Recipe
+from looksam.train.source import load
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
@@ -21,13 +24,14 @@ def recipe(tmp_path_factory):
             for i in range(count):
                 pixels = random.integers(0, 256, (20 + i, 30, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / split / name / f"{i}.jpg")
-    return Recipe(dataset="folder", data_dir=str(folder), image_size=16, batch_size=6, epochs=2, method="sam_k", k=2)
+    small = {"image_size": 16, "batch_size": 6, "epochs": 2, "mesh": "data=1"}
+    return Recipe(dataset="folder", data_dir=str(folder), method="sam_k", k=2, **small)
 
 
 def test_a_stream_starts_anywhere_and_gives_the_same_batches(recipe):
     dataset = load(recipe)
-    feed, other = make_feed(dataset, recipe), make_feed(dataset, recipe)
-    assert isinstance(feed, Stream) and feed.steps_per_epoch == 4
+    feed, other = (make_feed(dataset, recipe, OneDevice()) for _ in range(2))
+    assert isinstance(feed, Stream) and feed.pace.steps(1) == 4
     in_order = [feed.arguments(i) for i in range(6)]  # across an epoch's end
     jax.tree.map(np.testing.assert_array_equal, other.arguments(5), in_order[5])
     assert in_order[0][0].shape == (6, 16, 16, 3) and in_order[0][0].dtype == np.uint8

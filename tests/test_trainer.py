@@ -10,12 +10,14 @@ import looksam
 from looksam.compare.sweep import Sweep, curve_epochs
 from looksam.data import epoch_batches
 from looksam.train import RunError, evaluate_run, run
-from looksam.train.feed import load
 from looksam.train.metrics import read_metrics
 from looksam.train.recipe import Recipe
 from looksam.train.setup import Training
+from looksam.train.source import load
 
-SHORT = Recipe(batch_size=200, epochs=2, learning_rate=0.05, method="look_sam", rho=0.1, k=3, log_every=2)
+SHORT = Recipe(
+    mesh="data=1", batch_size=200, epochs=2, learning_rate=0.05, method="look_sam", rho=0.1, k=3, log_every=2
+)
 
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
@@ -30,7 +32,7 @@ def test_steps_equal_the_same_by_hand():
     images, labels = training.dataset.train.images / np.float32(240), training.dataset.train.labels
 
     def loss(params, x, y):
-        logits, _ = training.model.apply(params, {}, x, train=True)
+        logits, _ = training.programs.model.apply(params, {}, x, train=True)
         return -jnp.mean(jax.nn.log_softmax(logits)[jnp.arange(len(y)), y])
 
     params = jax.tree.map(jnp.copy, params)  # the trainer donates its own
@@ -63,7 +65,7 @@ def test_evaluation_counts_every_image_once():
     training = Training(SHORT)
     state = training.init()
     test = training.dataset.test
-    logits = np.asarray(training.model.apply(state.params, {}, test.images / np.float32(240), train=False)[0])
+    logits = np.asarray(training.programs.model.apply(state.params, {}, test.images / np.float32(240), train=False)[0])
     scores = training.evaluate(state)  # 1,197 images in batches of 500
     assert scores["accuracy"] == pytest.approx(100 * np.mean(np.argmax(logits, -1) == test.labels), abs=1e-4)
     expected = optax.softmax_cross_entropy_with_integer_labels(logits, test.labels).mean()

@@ -14,10 +14,10 @@ from looksam.compare.sweep import SHARPNESS_RHO, Sweep, curve_epochs
 from looksam.compare.timing import time_ratios
 from looksam.data import Dataset
 from looksam.report.table import mean_and_error
-from looksam.train.feed import load
 from looksam.train.optimizers import gradients_per_step
+from looksam.train.programs import make_model
 from looksam.train.recipe import Recipe
-from looksam.train.setup import make_model
+from looksam.train.source import load
 
 CURVE_POINTS = 10
 LANE_LIMIT = 150_000  # parameters; larger models train one seed at a time, to bound the memory

@@ -10,10 +10,10 @@ import numpy as np
 from looksam.analysis import one_step_sharpness
 from looksam.data import Dataset, Images, epoch_batches
 from looksam.data.augment import normalize
-from looksam.train.feed import make_eval_batches
+from looksam.train.evaluation import make_eval_batches
 from looksam.train.optimizers import make_optimizer, make_rule
+from looksam.train.programs import make_model
 from looksam.train.recipe import Recipe
-from looksam.train.setup import make_model
 from looksam.train.state import TrainState, init_state
 from looksam.train.step import make_eval_step, make_train_step, moments
 
@@ -27,6 +27,8 @@ class Sweep:
     def __init__(self, recipe: Recipe, dataset: Dataset, seeds: int, settings: list[dict[str, Any]]) -> None:
         if not isinstance(dataset.train, Images) or not isinstance(dataset.test, Images):
             raise ValueError(f"{recipe.dataset} is streamed, and compare needs a set in memory; use `looksam train`.")
+        if recipe.across_epochs:
+            raise ValueError("compare draws batches within epochs; use `looksam train` for across_epochs.")
         self.recipe, self.shape = recipe, (len(settings), seeds)
         self.dataset = dataset
         self.train, self.test = jax.device_put(_arrays(dataset.train)), _arrays(dataset.test)

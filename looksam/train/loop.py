@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from looksam.train.checkpoint import Checkpoints
 from looksam.train.errors import RunError
@@ -105,8 +104,7 @@ class _Loop:
         return self._finish(stop, "finished", None)
 
     def _start(self) -> tuple[int, TrainState]:
-        like = jax.eval_shape(self.training.init)
-        found = self.checkpoints.restore(like)
+        found = self.checkpoints.restore(self.training.programs.restored())
         if found is None:
             self.log.cut_back(0)
             return 0, self.training.init()
@@ -114,7 +112,7 @@ class _Loop:
         self.log.cut_back(step)
         self.best, self.test, self.safe_step = meta["best"], meta["test"], step
         self.report(f"going on from step {step} in {self.directory}")
-        return step, jax.tree.map(jnp.asarray, state)
+        return step, state
 
     def _log(self, step: int, metrics: dict[str, jax.Array], progress: Progress) -> None:
         """Write the metrics of the log before this one: they have long been computed, so no step waits for them."""
@@ -127,7 +125,7 @@ class _Loop:
         step, metrics = self.waiting
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         self._check_finite(step, values["loss"])
-        self.log.write(step, "train", values | {"epoch": step / self.training.feed.steps_per_epoch})
+        self.log.write(step, "train", values | {"epoch": self.training.feed.pace.epochs(step)})
         if progress:
             progress.update(step, loss=values["loss"], accuracy=100 * values["accuracy"])
         self.waiting = None
@@ -143,8 +141,8 @@ class _Loop:
 
     def _evaluates(self, done: int, stop: int) -> bool:
         """At the end of an epoch that is to be evaluated, and of the run."""
-        epoch, rest = divmod(done, self.training.feed.steps_per_epoch)
-        return done == stop or (rest == 0 and epoch % self.recipe.eval_every == 0)
+        pace, every = self.training.feed.pace, self.recipe.eval_every
+        return done == stop or pace.whole_epochs(done) // every > pace.whole_epochs(done - 1) // every
 
     def _evaluate(self, done: int, state: TrainState, progress: Progress) -> bool:
         """Is this the best so far?"""
@@ -152,7 +150,7 @@ class _Loop:
         self.test = self.training.evaluate(state)
         self._flush(progress)
         times = {"evaluation_seconds": time.perf_counter() - started}
-        self.log.write(done, "test", self.test | {"epoch": done / self.training.feed.steps_per_epoch} | times)
+        self.log.write(done, "test", self.test | {"epoch": self.training.feed.pace.epochs(done)} | times)
         progress.evaluated(done, **self.test)
         improved = self.test["accuracy"] > self.best
         self.best = max(self.best, self.test["accuracy"])
@@ -188,11 +186,11 @@ def evaluate_run(run_dir: str | pathlib.Path) -> dict[str, Any]:
     training = Training(recipe)
     checkpoints = Checkpoints(directory / "checkpoints", keep=recipe.keep_checkpoints, read_only=True)
     try:
-        found = checkpoints.restore(jax.eval_shape(training.init))
+        found = checkpoints.restore(training.programs.restored())
         if found is None:
             raise RunError(f"{directory} has no checkpoint yet; train longer, or lower checkpoint_every.")
         step, state, _ = found
-        scores = training.evaluate(jax.tree.map(jnp.asarray, state))
+        scores = training.evaluate(state)
     finally:
         training.feed.close()
         checkpoints.close()

@@ -67,6 +67,7 @@ class Recipe:
     momentum: float = 0.9  # momentum of sgdm
     clip_norm: float | None = None  # largest global norm of the gradient that the rule returns
     batch_size: int = 128  # images a step, over all devices
+    across_epochs: bool = False  # let batches run on over the end of an epoch; they may be larger than the set then
     epochs: int = 100  # passes over the training set
     steps: int | None = None  # stop here instead; the schedule still spans the epochs
 
@@ -77,6 +78,11 @@ class Recipe:
     k: int = 5  # steps that share a second gradient, of sam_k, look_sam and look_layer_sam
     p: float = 2.0  # norm of the ball, more than 1, up to inf
     scaling: Literal["normalized", "literal", "adaptive"] = "normalized"  # of the layer rules
+
+    # how the work is spread
+    mesh: str = "auto"  # devices, like data=4,fsdp=2: the batch is cut over both, the state over fsdp; auto: all
+    microbatch: int | None = None  # images worked at a time, over all devices; memory grows with these, not the batch
+    groups: int | Literal["device"] | None = None  # parts of the batch that climb on their own (m-sharpness)
 
     # the run
     seed: int = 0  # seed of the first parameters, the order of the images and all that is drawn
@@ -92,7 +98,7 @@ class Recipe:
         _known("model", self.model, list(MODELS))
         for name in ("batch_size", "epochs", "k", "eval_every", "log_every", "checkpoint_every", "keep_checkpoints"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("steps", "train_limit", "image_size", "scale_from_batch", *MODEL_SIZES):
+        for name in ("steps", "microbatch", "train_limit", "image_size", "scale_from_batch", *MODEL_SIZES):
             _at_least(name, getattr(self, name), 1)
         for name in ("workers", "randaugment", "warmup_steps", "seed", "crop_padding"):
             _at_least(name, getattr(self, name), 0)
@@ -104,6 +110,18 @@ class Recipe:
             raise ValueError(f"clip_norm={self.clip_norm} is out of range; pass a norm > 0, or leave it out.")
         if not self.p > 1:
             raise ValueError(f"p={self.p} is out of range; pass 1 < p <= inf.")
+        if self.groups != "device":
+            _at_least("groups", self.groups, 1)
+        self.mesh_sizes()
+
+    def mesh_sizes(self) -> tuple[int, int] | None:
+        """Devices over which the batch alone is cut, and those over which the state is cut too; None: all there are."""
+        if self.mesh == "auto":
+            return None
+        sizes = dict(part.partition("=")[::2] for part in self.mesh.split(","))
+        if not sizes.keys() <= {"data", "fsdp"} or not all(size.isdecimal() and int(size) for size in sizes.values()):
+            raise ValueError(f"mesh={self.mesh!r} is not understood; pass e.g. data=8, fsdp=8, data=4,fsdp=2 or auto.")
+        return int(sizes.get("data", 1)), int(sizes.get("fsdp", 1))
 
     def peak_learning_rate(self) -> float:
         return self.learning_rate * (self.batch_size / self.scale_from_batch if self.scale_from_batch else 1)

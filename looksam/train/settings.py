@@ -1,5 +1,6 @@
 """Types of a recipe's settings: does a value fit, how is it called, and how is it read from a flag."""
 
+import contextlib
 import types
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -50,7 +51,8 @@ def _parse_union(text: str, wanted: Any) -> Any:
     options = get_args(wanted)
     if type(None) in options and text.lower() == "none":
         return None
-    try:
-        return parse(text, next(option for option in options if option is not type(None)))
-    except ValueError:
-        raise ValueError(f"{text!r} is not {describe(wanted)}") from None
+    for option in options:
+        if option is not type(None):
+            with contextlib.suppress(ValueError):
+                return parse(text, option)
+    raise ValueError(f"{text!r} is not {describe(wanted)}")

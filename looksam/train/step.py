@@ -1,7 +1,7 @@
 """One step of training and one of evaluation, as pure functions; the loop jits them, a sweep vmaps them first."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,12 @@ import optax
 from looksam.data.augment import mixup, normalize, one_hot_smoothed, random_crop_flip
 from looksam.data.dataset import Dataset
 from looksam.data.randaugment import rand_augment
+from looksam.keys import per_image
 from looksam.models import Model
 from looksam.rules import Rule
+from looksam.train.gradient import Gradient, Loss
+from looksam.train.layout import Layout, OneDevice
+from looksam.train.parts import Parts
 from looksam.train.recipe import Recipe
 from looksam.train.state import TrainState
 
@@ -20,72 +24,109 @@ Metrics = dict[str, jax.Array]
 TrainStep = Callable[[TrainState, jax.Array, jax.Array, bool | None], tuple[TrainState, Metrics]]
 
 
+class Shared(NamedTuple):
+    """What all images of a step have in common."""
+
+    stats: Any
+    model_key: jax.Array
+    mix_key: jax.Array
+
+
 def moments(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(dataset.mean, np.float32), np.asarray(dataset.std, np.float32)
 
 
-def make_augment(recipe: Recipe, dataset: Dataset) -> Callable[..., tuple[jax.Array, jax.Array]]:
-    """``augment(key, uint8 images, labels) -> (inputs, target distributions)``, as the recipe says."""
+def make_augment(recipe: Recipe, parts: Parts) -> Callable[[jax.Array, Any, jax.Array], jax.Array]:
+    """``augment(key, first, images)``: crops, flips and RandAugment on uint8, a micro-batch at a time.
 
-    def augment(key: jax.Array, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-        crop_key, ops_key, mix_key = jax.random.split(key, 3)
+    It is done once a step, and both gradients see the result. ``first`` is the number of the first image.
+    """
+
+    def augment(keys: jax.Array, images: jax.Array) -> jax.Array:
+        crop_keys, ops_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
         if recipe.crop_padding is not None:
-            images = random_crop_flip(crop_key, images, padding=recipe.crop_padding)
+            images = random_crop_flip(crop_keys, images, padding=recipe.crop_padding)
         if recipe.randaugment:
             images = rand_augment(
-                ops_key, images, operations=recipe.randaugment, magnitude=recipe.randaugment_magnitude
+                ops_keys, images, operations=recipe.randaugment, magnitude=recipe.randaugment_magnitude
             )
+        return images
+
+    def in_parts(key: jax.Array, first: Any, images: jax.Array) -> jax.Array:
+        if recipe.crop_padding is None and not recipe.randaugment:
+            return images
+        keys = per_image(key, images.shape[0], first)
+        if parts.microbatches == 1:
+            return augment(keys, images)
+        cut = jax.tree.map(lambda x: x.reshape(parts.microbatches, -1, *x.shape[1:]), (keys, images))
+        return jax.lax.map(lambda part: augment(*part), cut).reshape(images.shape)
+
+    return in_parts
+
+
+def make_loss(recipe: Recipe, dataset: Dataset, model: Model) -> Loss:
+    """The mean loss of some images, with what else is known of them: new statistics and the accuracy."""
+
+    def loss(
+        params: Any, axes: tuple[str, ...], shared: Shared, images: jax.Array, labels: jax.Array, keys: jax.Array
+    ) -> tuple[jax.Array, Any]:
         inputs = normalize(images, *moments(dataset))
         targets = one_hot_smoothed(labels, dataset.num_classes, recipe.label_smoothing)
-        return mixup(mix_key, inputs, targets, recipe.mixup) if recipe.mixup else (inputs, targets)
+        if recipe.mixup:
+            inputs, targets = mixup(shared.mix_key, inputs, targets, recipe.mixup)
+        logits, stats = model.apply(params, shared.stats, inputs, train=True, key=keys, axes=axes)
+        accuracy = jnp.mean((jnp.argmax(logits, -1) == labels).astype(jnp.float32))
+        return optax.softmax_cross_entropy(logits, targets).mean(), (stats, accuracy)
 
-    return augment
+    return loss
 
 
 def make_train_step(
-    recipe: Recipe, dataset: Dataset, model: Model, rule: Rule | None, tx: optax.GradientTransformation
+    recipe: Recipe,
+    dataset: Dataset,
+    model: Model,
+    rule: Rule | None,
+    tx: optax.GradientTransformation,
+    layout: Layout | None = None,
 ) -> TrainStep:
     """``train_step(state, images, labels, refresh)``; ``refresh`` is the rule's, static."""
-    augment = make_augment(recipe, dataset)
-
-    def loss(params: Any, stats: Any, inputs: jax.Array, targets: jax.Array, key: jax.Array) -> tuple[jax.Array, Any]:
-        logits, stats = model.apply(params, stats, inputs, train=True, key=key)
-        return optax.softmax_cross_entropy(logits, targets).mean(), (stats, logits)
-
-    value_and_grad = jax.value_and_grad(loss, has_aux=True)
+    layout = layout or OneDevice()
+    parts = Parts.of(recipe, layout.devices)
+    augment = layout.each_row(make_augment(recipe, parts))
+    gradient = Gradient(make_loss(recipe, dataset, model), layout, parts)
 
     def train_step(
         state: TrainState, images: jax.Array, labels: jax.Array, refresh: bool | None
     ) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
-        augment_key, model_key = jax.random.split(key)
-        inputs, targets = augment(augment_key, images, labels)
-        args = (state.params, state.stats, inputs, targets, model_key)
+        augment_key, *keys = jax.random.split(key, 3)
+        batch = Shared(state.stats, *keys), augment(augment_key, images), labels
         if rule is None:
-            (value, (stats, logits)), grads = value_and_grad(*args)
+            value, grads = gradient(state.params, *batch)
             rule_state, extra = (), {"grad_norm": optax.tree.norm(grads)}
         else:
-            # the second pass gets the same inputs and key; statistics are of the clean pass
-            (value, (stats, logits)), grads, rule_state, info = rule.gradient(
-                value_and_grad, state.params, state.rule_state, *args[1:], refresh=refresh
-            )
+            value, grads, rule_state, info = gradient.by(rule, state.params, state.rule_state, *batch, refresh=refresh)
             extra = {name: part.astype(jnp.float32) for name, part in info._asdict().items()}
+        loss, (stats, accuracy) = value
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        accuracy = jnp.mean((jnp.argmax(logits, -1) == labels).astype(jnp.float32))
         new_state = TrainState(state.step + 1, params, stats, opt_state, rule_state, state.key)
-        return new_state, {"loss": value, "accuracy": accuracy, **extra}
+        return new_state, {"loss": loss, "accuracy": accuracy, **extra}
 
     return train_step
 
 
-def make_eval_step(dataset: Dataset, model: Model) -> Callable[..., Metrics]:
+def make_eval_step(dataset: Dataset, model: Model, layout: Layout | None = None) -> Callable[..., Metrics]:
     """``eval_step(params, stats, images, labels, weight)``: weighted sums of loss, hits and images."""
+    layout = layout or OneDevice()
 
-    def eval_step(params: Any, stats: Any, images: jax.Array, labels: jax.Array, weight: jax.Array) -> Metrics:
+    def worker(params: Any, stats: Any, first: Any, *batch: jax.Array) -> tuple[Metrics, tuple[()]]:
+        images, labels, weight = batch
         logits, _ = model.apply(params, stats, normalize(images, *moments(dataset)), train=False)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         hits = (jnp.argmax(logits, -1) == labels).astype(jnp.float32)
-        return {"loss": jnp.sum(weight * losses), "hits": jnp.sum(weight * hits), "images": jnp.sum(weight)}
+        sums = {"loss": jnp.sum(weight * losses), "hits": jnp.sum(weight * hits), "images": jnp.sum(weight)}
+        return {name: layout.devices * part for name, part in sums.items()}, ()  # means over the devices come back
 
-    return eval_step
+    work = layout.work(worker, trees=0)
+    return lambda params, stats, *batch: work(params, stats, *batch)[0]
