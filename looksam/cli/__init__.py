@@ -45,9 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _commands() -> tuple[Command, ...]:
-    from looksam.cli import compare, evaluate, recipes, train  # here, where a missing package is explained
+    from looksam.cli import compare, evaluate, plan, recipes, train  # here, where a missing package is explained
 
-    return (train, evaluate, compare, recipes)
+    return (train, evaluate, compare, plan, recipes)
 
 
 def _run(argv: list[str]) -> int:

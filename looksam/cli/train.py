@@ -2,12 +2,13 @@
 
 import argparse
 import pathlib
+import re
 import signal
 from typing import Any
 
 from looksam import recipes
 from looksam.cli import flags
-from looksam.cli.errors import SIGNALLED, usage
+from looksam.cli.errors import SIGNALLED, UsageError, usage
 from looksam.cli.output import add_json, print_result, say
 from looksam.cli.parser import Parser
 from looksam.train.recipe import Recipe
@@ -34,17 +35,47 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--run-dir", metavar="DIR", help="folder of the run; by default runs/RECIPE-seedSEED")
     add_json(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    add_processes(parser)
     flags.add_settings(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     recipe = resolve(arguments)
     run_dir = pathlib.Path(arguments.run_dir or f"runs/{arguments.recipe}-seed{recipe.seed}")
+    settings = meeting(arguments)
+    from looksam.train import processes
     from looksam.train import run as train
 
-    result = train(recipe, run_dir, report=say, quiet=arguments.quiet)
-    print_result(result, as_json=arguments.json)
+    with processes.joined(settings and processes.Meeting(*settings)):
+        result = train(recipe, run_dir, report=say, quiet=arguments.quiet)
+        if processes.first():
+            print_result(result, as_json=arguments.json)
     return _exit_code(result)
+
+
+def add_processes(parser: Parser) -> None:
+    group = parser.add_argument_group("many processes, each started by this same command")
+    group.add_argument("--distributed", action="store_true", help="find the others by the cluster: SLURM, TPU pod, ...")
+    group.add_argument("--coordinator", metavar="HOST:PORT", help="or by the address of process 0, with the next two")
+    group.add_argument("--process-count", metavar="N", type=int, help="how many processes there are")
+    group.add_argument("--process-index", metavar="I", type=int, help="which of them this is, from 0")
+
+
+def meeting(arguments: argparse.Namespace) -> tuple[str | None, int | None, int | None] | None:
+    """Where the processes meet: None for one process, (None, None, None) for the cluster to say."""
+    coordinator, count, index = arguments.coordinator, arguments.process_count, arguments.process_index
+    given = [value for value in (coordinator, count, index) if value is not None]
+    if not given:
+        return (None, None, None) if arguments.distributed else None
+    if arguments.distributed or len(given) < 3:
+        raise UsageError(
+            "pass --distributed alone, or all of --coordinator HOST:PORT, --process-count N and --process-index I"
+        )
+    if not re.fullmatch(r"\S+:\d+", coordinator):
+        raise UsageError(f"--coordinator {coordinator!r} is not an address; pass HOST:PORT of process 0")
+    if not 0 <= index < count:
+        raise UsageError(f"--process-index {index} is not one of --process-count {count}; count from 0")
+    return coordinator, count, index
 
 
 def resolve(arguments: argparse.Namespace) -> Recipe:

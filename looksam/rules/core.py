@@ -193,7 +193,9 @@ def _refresh(g: Vector, g_s: Vector, state: Any, dtype: DTypeLike) -> tuple[Vect
     """Return g_s, keep the part of it that is orthogonal to g."""
     g_squared = vector.squared_norm(g, dtype)
     g_s_squared, along = vector.squared_norm_and_dot(g_s, g, dtype)
-    usable = jnp.isfinite(g_squared) & jnp.isfinite(g_s_squared)
+    # Guards look at square roots: XLA repeats a bare sum over all leaves, add by add, in what every leaf is fused into.
+    g_norm, g_s_norm = jnp.sqrt(g_squared), jnp.sqrt(g_s_squared)
+    usable = jnp.isfinite(g_norm) & jnp.isfinite(g_s_norm)
 
     # One projection over the whole vector. Where ‖g‖ is 0 there is no g_v.
     wide_g, wide_g_s = vector.cast(g, dtype), vector.cast(g_s, dtype)
@@ -201,8 +203,8 @@ def _refresh(g: Vector, g_s: Vector, state: Any, dtype: DTypeLike) -> tuple[Vect
     keeps_g_v = isinstance(state, LookSAMState)
     g_v = vector.cast_like(g_v, state.g_v if keeps_g_v else g)
     g_v_norm = jnp.sqrt(vector.squared_norm(g_v, dtype))
-    rounding = 16 * jnp.finfo(dtype).eps * jnp.sqrt(g_s_squared)
-    real = usable & jnp.isfinite(g_v_norm) & (g_v_norm > rounding) & (g_squared > 0)  # (9)
+    rounding = 16 * jnp.finfo(dtype).eps * g_s_norm
+    real = usable & jnp.isfinite(g_v_norm) & (g_v_norm > rounding) & (g_norm > 0)  # (9)
     g_v_norm = jnp.where(real, g_v_norm, jnp.zeros_like(g_v_norm))
 
     returned = vector.where(usable, vector.cast_like(g_s, g), g)  # (10)

@@ -96,5 +96,7 @@ def largest(x: Vector, dtype: DTypeLike) -> Scalar:
 
 def divide(numerator: Scalar, denominator: Scalar) -> Scalar:
     """``numerator / denominator``, and 0 where the denominator is 0 (a vector of norm 0 has no direction)."""
-    safe = jnp.where(denominator > 0, denominator, jnp.ones_like(denominator))
-    return jnp.where(denominator > 0, numerator / safe, jnp.zeros_like(safe))
+    there = denominator > 0
+    # The division comes last: XLA does not repeat it in whatever uses the result, nor the sums it is made from.
+    safe = jnp.where(there, denominator, jnp.ones_like(denominator))
+    return jnp.where(there, numerator, jnp.zeros_like(numerator)) / safe

@@ -54,7 +54,13 @@ class Checkpoints:
         self._pending: tuple[int, Future[None]] | None = None
         if not read_only:
             self._open()
-        self._orbax = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+        # of several processes only the first has this open, and must not wait for the others
+        alone = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0}, barrier_sync_key_prefix="one")
+        processes = alone if jax.process_count() > 1 else ocp.options.MultiprocessingOptions()
+        handler = ocp.CompositeCheckpointHandler(
+            composite_options=ocp.CompositeOptions(multiprocessing_options=processes)
+        )
+        self._orbax = ocp.Checkpointer(handler, multiprocessing_options=processes)
         self._scores = {step: self._stored_score(step) for step in self._folder.steps()}
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
 

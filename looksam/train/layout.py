@@ -25,6 +25,7 @@ Worker = Callable[..., tuple[Tree, tuple[Tree, ...]]]
 class Layout(Protocol):
     devices: int
     axes: tuple[str, ...]  # mesh axes that a worker's rows are a part of
+    everywhere: jax.sharding.Sharding | None  # of what every device has whole
 
     def work(self, worker: Worker, trees: int) -> Callable[..., tuple[Tree, tuple[Tree, ...]]]:
         """``worker`` on every device, as a function of (parameters, shared, *batch); the mean of what they return."""
@@ -44,6 +45,7 @@ class OneDevice:
 
     devices = 1
     axes: tuple[str, ...] = ()
+    everywhere: jax.sharding.Sharding | None = None
 
     def work(self, worker: Worker, trees: int) -> Callable[..., tuple[Tree, tuple[Tree, ...]]]:
         return lambda params, shared, *batch: worker(params, shared, 0, *batch)
@@ -65,6 +67,7 @@ class OnMesh:
     def __init__(self, mesh: Mesh) -> None:
         self.mesh, self.devices, self.axes = mesh, mesh.size, tuple(mesh.axis_names)
         self.batch = NamedSharding(mesh, P(self.axes))
+        self.everywhere: jax.sharding.Sharding | None = NamedSharding(mesh, P())
         self._fsdp = mesh.shape.get("fsdp", 1)
 
     def spec(self, shape: tuple[int, ...]) -> P:

@@ -9,17 +9,17 @@ from typing import Any
 
 import jax
 
+from looksam.train import processes
 from looksam.train.checkpoint import Checkpoints
 from looksam.train.errors import RunError
 from looksam.train.interrupt import Interrupts
-from looksam.train.metrics import MetricsLog
+from looksam.train.metrics import MetricsLog, NoMetrics
+from looksam.train.ownership import check_alike, claim, read_recipe
 from looksam.train.progress import Progress
-from looksam.train.recipe import Recipe, differences
+from looksam.train.recipe import Recipe
 from looksam.train.setup import Training
+from looksam.train.shared_checkpoints import SharedCheckpoints
 from looksam.train.state import TrainState
-
-# how far, where from and by how many hands: what does not change any step or line of metrics
-FREE_TO_CHANGE = ("steps", "workers", "data_dir", "download", "checkpoint_every", "keep_checkpoints")
 
 
 def run(
@@ -29,43 +29,32 @@ def run(
 
     The same recipe gives the same bits, however often the run is cut off and taken up again.
     """
-    directory = claim(pathlib.Path(run_dir), recipe)
+    directory, first = pathlib.Path(run_dir), processes.first()
+    check_alike(recipe)
+    if first:
+        claim(directory, recipe)
+    else:
+        report, quiet = _say_nothing, True
     training = Training(recipe)
     with contextlib.ExitStack() as stack:
         stack.callback(training.feed.close)
-        log = stack.enter_context(contextlib.closing(MetricsLog(directory)))
-        checkpoints = Checkpoints(directory / "checkpoints", keep=recipe.keep_checkpoints, report=report)
-        stack.enter_context(contextlib.closing(checkpoints))
+        log = stack.enter_context(contextlib.closing(MetricsLog(directory) if first else NoMetrics()))
+        checkpoints = stack.enter_context(contextlib.closing(_open_checkpoints(directory, recipe, report)))
         interrupts = stack.enter_context(Interrupts())
         return _Loop(training, directory, checkpoints, log, report, quiet).run(interrupts)
 
 
-def claim(directory: pathlib.Path, recipe: Recipe) -> pathlib.Path:
-    """Make the folder this recipe's own, or refuse one that holds another's run."""
-    saved = directory / "recipe.json"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if not saved.exists():
-            partial = directory / "recipe.json.partial"
-            partial.write_text(recipe.to_json())
-            partial.rename(saved)
-    except OSError as error:
-        raise RunError(f"cannot write to {directory}: {error.strerror}; pass another --run-dir.") from error
-    theirs = read_recipe(directory)
-    changes = {k: v for k, v in differences(recipe, theirs).items() if k not in FREE_TO_CHANGE}
-    if changes:
-        listed = ", ".join(f"{name}: {there!r} there, {here!r} here" for name, (here, there) in changes.items())
-        raise RunError(
-            f"{directory} holds a run of another recipe ({listed}); pass another --run-dir, or its settings."
-        )
-    return directory
+def _say_nothing(line: str) -> None:
+    pass
 
 
-def read_recipe(directory: pathlib.Path) -> Recipe:
-    path = directory / "recipe.json"
-    if not path.exists():
-        raise RunError(f"{directory} holds no run: there is no recipe.json; pass the folder of `looksam train`.")
-    return Recipe.from_json(path.read_text())
+def _open_checkpoints(
+    directory: pathlib.Path, recipe: Recipe, report: Callable[[str], None]
+) -> Checkpoints | SharedCheckpoints:
+    def open_folder() -> Checkpoints:
+        return Checkpoints(directory / "checkpoints", keep=recipe.keep_checkpoints, report=report)
+
+    return open_folder() if jax.process_count() == 1 else SharedCheckpoints(open_folder)
 
 
 class _Loop:
@@ -73,8 +62,8 @@ class _Loop:
         self,
         training: Training,
         directory: pathlib.Path,
-        checkpoints: Checkpoints,
-        log: MetricsLog,
+        checkpoints: Checkpoints | SharedCheckpoints,
+        log: MetricsLog | NoMetrics,
         report: Callable[[str], None],
         quiet: bool,
     ) -> None:
@@ -86,6 +75,7 @@ class _Loop:
 
     def run(self, interrupts: Interrupts) -> dict[str, Any]:
         start, state = self._start()
+        agreed = processes.Agreement(self.training.layout)
         stop = min(self.recipe.steps or self.training.total_steps, self.training.total_steps)
         progress = Progress(stop, start, images_per_step=self.recipe.batch_size, quiet=self.quiet)
         with contextlib.closing(progress):
@@ -96,7 +86,7 @@ class _Loop:
                     self._log(done, metrics, progress)
                 evaluated = self._evaluates(done, stop)
                 improved = evaluated and self._evaluate(done, state, progress)
-                told = interrupts.signal if done < stop else None
+                told = agreed(interrupts.signal if done < stop else None)
                 if told or improved or done == stop or done % self.recipe.checkpoint_every == 0:
                     self._save(done, state, metrics, evaluated)
                 if told:

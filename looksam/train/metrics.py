@@ -84,6 +84,19 @@ class MetricsLog:
             ) from error
 
 
+class NoMetrics:
+    """In place of ``MetricsLog`` in the processes that do not write."""
+
+    def write(self, step: int, split: Literal["train", "test"], values: Mapping[str, Any]) -> None:
+        pass
+
+    def cut_back(self, step: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def read_metrics(path: str | pathlib.Path) -> list[dict[str, Any]]:
     """The lines of a ``metrics.jsonl``, or of the one in a run's folder, without a torn last one."""
     path = pathlib.Path(path)

@@ -58,8 +58,8 @@ class Programs:
         self.like = jax.eval_shape(init, 0)
         self.shardings: TrainState = layout.place(self.like)
         self.init = jax.jit(init, out_shardings=self.shardings)
-        self.step = jax.jit(step, static_argnums=1, donate_argnums=0, out_shardings=(self.shardings, None))
-        self.evaluate = jax.jit(make_eval_step(dataset, model, layout))
+        self.step = jax.jit(step, static_argnums=1, donate_argnums=0, out_shardings=(self.shardings, layout.everywhere))
+        self.evaluate = jax.jit(make_eval_step(dataset, model, layout), out_shardings=layout.everywhere)
 
     def refreshes(self, step: int) -> bool | None:
         """Does this step take the second gradient? None for the base optimizer."""

@@ -1,0 +1,160 @@
+"""Many processes, one run: how they meet, agree to stop, and notice that one of them has gone."""
+
+import collections
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from looksam.train.layout import Layout
+from looksam.train.watch import watching
+
+HEARTBEAT = 60  # seconds after which a silent process counts as gone
+LAG = 2  # steps after which a signal is acted upon: by then it is on the host already, and no step waits for it
+FAILED = 1
+_HANDLERS: list[Any] = []
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where processes find each other. All None: JAX asks the cluster (SLURM, TPU pods, Kubernetes, Open MPI)."""
+
+    coordinator: str | None = None  # host:port of process 0
+    count: int | None = None
+    index: int | None = None
+
+
+def first() -> bool:
+    """Is this the process that writes and reports?"""
+    return jax.process_index() == 0
+
+
+@contextlib.contextmanager
+def joined(meeting: Meeting | None) -> Iterator[None]:
+    """Be one of many processes in here, or with None the only one. Leaves only together with the others.
+
+    If this process fails, or another one does, it ends at once: to wait for the others would be to wait for ever.
+    """
+    if meeting is None:
+        yield
+        return
+    _join(meeting)
+    if jax.process_count() == 1:
+        yield
+        return
+    try:
+        _tell_on_abort()
+        host = meeting.coordinator and meeting.coordinator.rpartition(":")[0]
+        with watching(jax.process_index(), jax.process_count(), host, handed_on_json, _end_without):
+            yield
+    except BaseException as error:
+        _end(_told(error))
+    jax.distributed.shutdown()
+
+
+def _join(meeting: Meeting) -> None:
+    _keep_stdout()
+    # JAX's own handler for SIGTERM would take the place of ours, which saves the run
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    try:
+        jax.distributed.initialize(
+            meeting.coordinator,
+            meeting.count,
+            meeting.index,
+            cluster_detection_method=None if meeting.coordinator is None else "deactivate",
+            heartbeat_timeout_seconds=HEARTBEAT,
+        )
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"the processes did not meet ({_first_line(error)}). Start every process of the run, each with the same "
+            "--coordinator HOST:PORT and --process-count and its own --process-index, or all by the cluster's launcher."
+        ) from error
+
+
+def _tell_on_abort() -> None:
+    """When the first process goes, JAX's client aborts the others, in C++: past Python, so caught below it."""
+
+    def tell(number: int) -> None:
+        _end("the first process of this run has gone, or cannot be reached")
+
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(tell)
+    _HANDLERS.append(handler)  # C keeps no reference
+    ctypes.CDLL(None).signal(signal.SIGABRT, handler)
+
+
+def _keep_stdout() -> None:
+    """Results go where they did; what Gloo prints there, past Python, goes to stderr instead."""
+    sys.stdout.flush()
+    ours = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(ours, "w")
+
+
+def _told(error: BaseException) -> str:
+    of_collectives = any(word in str(error) for word in ("Gloo", "UNAVAILABLE", "DEADLINE_EXCEEDED"))
+    if isinstance(error, jax.errors.JaxRuntimeError) or of_collectives:
+        return f"another process of this run has gone: {_first_line(error)}"
+    return f"{error or type(error).__name__}"
+
+
+def _end_without(who: str) -> None:
+    _end(f"{who} of this run has gone")
+
+
+def _end(told: str) -> NoReturn:
+    where = f"process {jax.process_index()} of {jax.process_count()}"
+    print(
+        f"looksam: {where}: {told}\nlooksam: {where} ends here; what was saved is safe. "
+        "Start all processes again by the same command to go on from the last checkpoint.",
+        file=sys.stderr,
+        flush=True,
+    )
+    sys.stdout.flush()
+    os._exit(FAILED)  # Python's own way out would wait for the others
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def handed_on(array: np.ndarray) -> np.ndarray:
+    """The first process's array, to the bit: as bytes, since the sum that hands it on would turn −0.0 into 0.0."""
+    whole = np.ascontiguousarray(array)
+    data = multihost_utils.broadcast_one_to_all(whole.reshape(-1).view(np.uint8))
+    return np.asarray(data).view(array.dtype).reshape(array.shape)
+
+
+def handed_on_json(value: Any) -> Any:
+    """The first process's value, which JSON can hold."""
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    length = int(handed_on(np.array(len(text), np.int64)))
+    text = text if first() else np.zeros(length, np.uint8)
+    return json.loads(handed_on(text).tobytes())
+
+
+class Agreement:
+    """Processes stop at the same step: each tells every step whether it was told to stop, and all hear of it later."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout, self._told = layout, collections.deque[jax.Array]()
+        self._largest: Callable[[jax.Array], jax.Array] = jax.jit(jnp.max, out_shardings=layout.everywhere)
+
+    def __call__(self, signal_number: int | None) -> int | None:
+        """The signal that any process has had some steps ago; alone, the one at hand."""
+        if jax.process_count() == 1:
+            return signal_number
+        flags = np.full(self._layout.devices, signal_number or 0, np.int32)
+        self._told.append(self._largest(self._layout.rows(len(flags), flags.__getitem__)))
+        heard = int(self._told.popleft()) if len(self._told) > LAG else 0
+        return heard or None
