@@ -104,7 +104,9 @@ def test_every_setting_has_a_flag_with_a_help_text(cli):
         assert re.search(r"  \S.{7,}", entry[0].partition(flag)[2]), flag
     assert [setting.name for setting in flags.settings()] == [field.name for field in dataclasses.fields(Recipe)]
     assert all(setting.help and setting.section for setting in flags.settings())
-    sections = "what is learnt from, the model, augmentation, the base optimizer, the rule, the run"
+    sections = (
+        "what is learnt from, the model, augmentation, the base optimizer, the rule, how the work is spread, the run"
+    )
     assert ", ".join(dict.fromkeys(setting.section for setting in flags.settings())) == sections
 
 

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.usefixtures("as_users_run_it")
 def train(name, folder, tmp_path, **settings):
     if not (DATA / folder).exists():
         pytest.skip(f"no {folder} in {DATA}")
-    recipe = recipes.find(name).recipe.replace(data_dir=str(DATA / folder), log_every=1, epochs=1, **settings)
+    recipe = recipes.find(name).recipe.replace(
+        data_dir=str(DATA / folder), log_every=1, epochs=1, mesh="data=1", **settings
+    )
     result = run(recipe, tmp_path, quiet=True)
     losses = [line["loss"] for line in read_metrics(tmp_path) if line["split"] == "train"]
     return result, losses

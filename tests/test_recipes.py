@@ -122,6 +122,8 @@ def test_digits_are_tuned_with_equal_effort():
 def test_desk():
     check("cifar100-small-resnet", dataset="cifar100", model="resnet_small", optimizer="sgdm", crop_padding=4)
     check("cifar100-small-vit", dataset="cifar100", model="vit", optimizer="adamw", crop_padding=4)
+    check("cifar100-64k", dataset="cifar100", batch_size=65536, across_epochs=True, randaugment=2, mixup=0.2)
+    check("cifar100-64k", optimizer="lamb", method="look_layer_sam", rho=1.0, learning_rate=2e-2, weight_decay=0.2)
     check(
         "imagenette-vit-s32",
         dataset="parquet",
@@ -139,7 +141,7 @@ def test_every_recipe_is_in_one_table():
     assert {module: len(names) for module, names in by_module.items()} == {
         "augment_64k": 2 * 2,
         "cifar100": 3 * 8,
-        "desk": 3,
+        "desk": 4,
         "digits": 2,
         "large_batch": 5 * 5,
         "vit": 4 * 6,

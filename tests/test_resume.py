@@ -54,9 +54,9 @@ def stop_after(process, folder, count, with_signal):
 
 def final_state(folder):
     """The step and every array of the newest checkpoint."""
-    training = Training(Recipe.from_json((folder / "recipe.json").read_text()))
+    training = Training(Recipe.from_json((folder / "recipe.json").read_text()).replace(mesh="data=1"))
     checkpoints = Checkpoints(folder / "checkpoints", keep=2, read_only=True)
-    step, state, _ = checkpoints.restore(jax.eval_shape(training.init))
+    step, state, _ = checkpoints.restore(training.programs.restored())
     checkpoints.close()
     return step, [np.asarray(x) for x in jax.tree.leaves(state)]
 

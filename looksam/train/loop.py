@@ -172,7 +172,7 @@ class _Loop:
 def evaluate_run(run_dir: str | pathlib.Path) -> dict[str, Any]:
     """Accuracy and loss on the test set of the newest good checkpoint of a run."""
     directory = pathlib.Path(run_dir)
-    recipe = read_recipe(directory)
+    recipe = read_recipe(directory).replace(mesh="data=1", microbatch=None, groups=None)  # as one device can
     training = Training(recipe)
     checkpoints = Checkpoints(directory / "checkpoints", keep=recipe.keep_checkpoints, read_only=True)
     try:

@@ -4,6 +4,7 @@ So the folder need not be on a disk that all hosts see, and a checkpoint is the 
 with any other number of devices and processes.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -53,9 +54,13 @@ class SharedCheckpoints:
 def _to_host(array: jax.Array) -> np.ndarray:
     """The whole array; where it is cut over processes, whole on the devices too for as long as the copy takes."""
     if isinstance(array.sharding, NamedSharding) and not array.is_fully_replicated:
-        everywhere = NamedSharding(array.sharding.mesh, PartitionSpec())
-        array = jax.jit(lambda x: x, out_shardings=everywhere)(array)
+        array = _gather(array.sharding.mesh)(array)
     return np.asarray(array.addressable_data(0))
+
+
+@functools.cache  # so that a shape compiles once, and not at every save
+def _gather(mesh: jax.sharding.Mesh) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
 def _spread(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
