@@ -1,6 +1,7 @@
 """Sharpness-aware training at the cost of plain training.
 
-The names below are for JAX and load on first use, so that ``import looksam`` needs no framework.
+The names below are for JAX and load on first use, so that ``import looksam`` needs no framework. ``looksam.torch`` has
+the same rules for PyTorch.
 """
 
 import importlib

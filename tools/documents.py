@@ -31,13 +31,23 @@ def trainer_table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def scale_table(result: dict) -> str:
+    lines = ["| batch | temporaries, MiB | images, MiB | the process grew by, MiB |", "|---|---|---|---|"]
+    for row in result["rows"]:
+        sizes = " | ".join(f"{row[name] / 2**20:,.0f}" for name in ("temporaries", "images", "grown"))
+        lines.append(f"| {row['batch']:,} | {sizes} |")
+    return "\n".join(lines)
+
+
 def tables() -> dict[str, str]:
     """The text between the comments, by the file its numbers are in."""
     comparisons = _stored("results/digits/results.json").values()
     return {
         "results/digits/results.json": "\n".join(f"```\n{as_text(result)}\n```" for result in comparisons),
         "results/benchmarks/trainer.json": trainer_table(_stored("results/benchmarks/trainer.json")),
+        "results/benchmarks/scale.json": scale_table(_stored("results/benchmarks/scale.json")),
         "results/benchmarks/rules.json": markdown(_stored("results/benchmarks/rules.json")),
+        "results/benchmarks/torch_rules.json": markdown(_stored("results/benchmarks/torch_rules.json")),
     }
 
 
@@ -49,7 +59,7 @@ def filled(text: str) -> str:
     return text
 
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "docs/maths.md", ROOT / "docs/training.md"]
+DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("maths", "pytorch", "scale", "training"))]
 
 if __name__ == "__main__":
     for document in DOCUMENTS:

@@ -1,0 +1,198 @@
+"""What a rule costs in PyTorch: time per step as a ratio to the base optimizer, beside another public version.
+
+    python benchmarks/torch_rules.py --json results/benchmarks/torch_rules.json   # everything, about ten minutes
+    python benchmarks/torch_rules.py --models mlp --rounds 40
+
+All methods take their steps in turn within one run, a cycle of ten steps a round, so that a machine that slows down
+slows all of them. A ratio is taken within each round; the median over rounds and the middle half are printed. Rounds
+are shared among several processes: how memory happens to lie in one decides how many pages it must ask for anew in
+each step, which is a good part of the MLP's time. One thread, so that CPU time does not count threads that wait.
+"""
+
+import argparse
+import copy
+import json
+import multiprocessing
+import pathlib
+import random
+import statistics
+import time
+from concurrent.futures import ProcessPoolExecutor
+
+import pytorch_optimizer
+import torch
+import torch_models
+from torch.nn import functional
+
+from looksam.torch import SAM, LayerSAM, LookLayerSAM, LookSAM, SAMk
+
+CYCLE = 10  # a multiple of every k below
+MODELS = {"vit": torch_models.vit, "resnet": torch_models.resnet, "mlp": torch_models.mlp}
+OPTIMIZERS = {
+    "adamw": (torch.optim.AdamW, {"lr": 1e-4}),
+    "sgdm": (torch.optim.SGD, {"lr": 1e-3, "momentum": 0.9}),
+}
+
+
+def ours(rule, **settings):
+    def make(model, kind, options):
+        opt = rule(kind(model.parameters(), **options), rho=0.05, model=model, **settings)
+        return opt, opt.step
+
+    return make
+
+
+def base(model, kind, options):
+    opt = kind(model.parameters(), **options)
+    return opt, opt.step
+
+
+def peer(rule, **settings):
+    """As its documentation says: a first pass by hand, then step(closure) with another."""
+
+    def make(model, kind, options):
+        opt = rule(model.parameters(), kind, rho=0.05, **settings, **options)
+
+        def step(closure):
+            closure()
+            opt.step(closure)
+
+        return opt, step
+
+    return make
+
+
+def peer_one_pass(model, kind, options):
+    """Its LookSAM in a loop of our own, which leaves out the second pass where it is not used."""
+    opt = pytorch_optimizer.LookSAM(model.parameters(), kind, rho=0.05, k=5, **options)
+    count = 0
+
+    def step(closure):
+        nonlocal count
+        closure()
+        if count % 5 == 0:
+            opt.step(closure)
+        else:
+            opt.second_step()
+        count += 1
+
+    return opt, step
+
+
+METHODS = {
+    "base": base,
+    "SAM": ours(SAM),
+    "SAMk k=5": ours(SAMk, k=5),
+    "LookSAM k=5": ours(LookSAM, k=5),
+    "LookSAM k=5 bf16": ours(LookSAM, k=5, store_dtype=torch.bfloat16),
+    "LookSAM k=10": ours(LookSAM, k=10),
+    "LayerSAM": ours(LayerSAM),
+    "LookLayerSAM k=5": ours(LookLayerSAM, k=5),
+    "pytorch_optimizer SAM": peer(pytorch_optimizer.SAM),
+    "pytorch_optimizer LookSAM k=5": peer(pytorch_optimizer.LookSAM, k=5),
+    "the same, second pass left out": peer_one_pass,
+}
+
+
+class Runner:
+    """One method on one model: its weights, its optimizer and its count of passes."""
+
+    def __init__(self, model, batch, optimizer, make):
+        self.model = copy.deepcopy(model)
+        self.opt, self.step = make(self.model, *OPTIMIZERS[optimizer])
+        self.batch, self.passes, self.steps = batch, 0, 0
+
+    def closure(self):
+        self.opt.zero_grad()
+        x, y = self.batch
+        loss = functional.cross_entropy(self.model(x), y)
+        loss.backward()
+        self.passes += 1
+        return loss
+
+    def run(self):
+        """One step; wall and CPU seconds."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        self.step(self.closure)
+        self.steps += 1
+        return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def measure(model_name, optimizer, methods, rounds, processes, threads):
+    """Rows of the table, from rounds of several processes, one after the other."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+        shares = [pool.submit(_rounds, model_name, optimizer, methods, rounds, threads) for _ in range(processes)]
+        results = [share.result() for share in shares]
+    times = {name: [t for result in results for t in result[name][0]] for name in methods}
+    return [_row(name, model_name, optimizer, results[0][name][1], times) for name in methods]
+
+
+def _rounds(model_name, optimizer, methods, rounds, threads):
+    """For each method, wall and CPU seconds a step in every round, and gradients a step."""
+    torch.set_num_threads(threads)
+    model, batch = MODELS[model_name]()
+    runners = {name: Runner(model, batch, optimizer, METHODS[name]) for name in methods}
+    for _ in range(CYCLE):  # warm up
+        for runner in runners.values():
+            runner.run()
+    times = {name: [] for name in methods}
+    order = list(methods)
+    for _ in range(rounds):
+        totals = {name: [0.0, 0.0] for name in methods}
+        for _ in range(CYCLE):
+            random.shuffle(order)
+            for name in order:
+                totals[name] = [a + b for a, b in zip(totals[name], runners[name].run(), strict=True)]
+        for name in methods:
+            times[name].append([seconds / CYCLE for seconds in totals[name]])
+    return {name: (times[name], runners[name].passes / runners[name].steps) for name in methods}
+
+
+def _row(name, model_name, optimizer, gradients, times):
+    ratios = [[a / b for a, b in zip(t, u, strict=True)] for t, u in zip(times[name], times["base"], strict=True)]
+    wall, cpu = zip(*ratios, strict=True)
+    return {
+        "model": model_name,
+        "optimizer": optimizer,
+        "method": name,
+        "gradients": gradients,
+        "wall": statistics.quantiles(wall, n=4, method="inclusive"),
+        "cpu": statistics.quantiles(cpu, n=4, method="inclusive"),
+        "base_ms": 1e3 * statistics.median(t[0] for t in times["base"]),
+    }
+
+
+def _print(rows):
+    head = rows[0]
+    print(f"\n{head['model']}, {head['optimizer']}, base step {head['base_ms']:.1f} ms")
+    print(f"{'method':32}{'gradients':>10}{'wall':>7}  (middle half){'cpu':>7}  (middle half)")
+    for row in rows:
+        (a, wall, b), (c, cpu, d) = row["wall"], row["cpu"]
+        print(
+            f"{row['method']:32}{row['gradients']:10.2f}{wall:7.3f}  ({a:.3f}-{b:.3f}){cpu:7.3f}  ({c:.3f}-{d:.3f})",
+            flush=True,
+        )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--rounds", type=int, default=2, help="in each process")
+    parser.add_argument("--processes", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", help="also write the rows to this file")
+    arguments = parser.parse_args()
+    methods = list(dict.fromkeys(["base", *arguments.methods]))
+    rows = []
+    for model in arguments.models:
+        for optimizer in arguments.optimizers:
+            rows += measure(model, optimizer, methods, arguments.rounds, arguments.processes, arguments.threads)
+            _print(rows[-len(methods) :])
+    if arguments.json:
+        pathlib.Path(arguments.json).write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,273 @@
+"""The five rules as optimizers, each a composition of a ball, a period and a reuse.
+
+Reference: Liu et al., "Towards Efficient and Scalable Sharpness-Aware Minimization", CVPR 2022. docs/maths.md says how
+its open points are read, docs/pytorch.md how the optimizers are used.
+"""
+
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from looksam.torch import checks
+from looksam.torch.balls import Layers, global_ball, layer_ball
+from looksam.torch.engine import Setting
+from looksam.torch.optimizer import SharpnessAware
+
+Scaling = Literal["normalized", "literal", "adaptive"]
+Perturbation = Literal["global", "rank"]
+
+
+class SAMk(SharpnessAware):
+    """SAM-k: SAM on every k-th step, the plain gradient in between. 1 + 1/k gradients a step.
+
+    Args:
+      base: the optimizer that takes the steps, e.g. ``torch.optim.AdamW(model.parameters())``.
+      rho: radius ρ ≥ 0 of the ball: a number, or a function of the rule's step count. A ``"rho"`` in a param group is
+        for that group: ε is ρ times a unit vector over all parameters, and each tensor uses its own group's ρ.
+      k: steps that share one second gradient; steps 0, k, 2k, … take it.
+      p: norm of the ball, 1 < p ≤ ∞.
+      model: the module that the closure trains. Its buffers (BatchNorm statistics) then come from the clean pass.
+      perturbation: ``"global"``, one for all ranks, or ``"rank"``, one for each (``model`` must then be a
+        DistributedDataParallel).
+      full_info: fill all fields of ``opt.info``, for one more pass over the gradients on some steps.
+
+    Example:
+      >>> import torch
+      >>> from looksam.torch import SAMk
+      >>> w = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+      >>> opt = SAMk(torch.optim.SGD([w], lr=0.1), rho=0.1, k=3)
+      >>> calls = []
+      >>> def closure():
+      ...     opt.zero_grad()
+      ...     loss = (w**2).sum()
+      ...     loss.backward()
+      ...     calls[-1] += 1
+      ...     return loss
+      >>> for _ in range(5):
+      ...     calls.append(0)
+      ...     loss = opt.step(closure)
+      >>> calls
+      [2, 1, 1, 2, 1]
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        rho: Setting,
+        k: int,
+        *,
+        p: float = 2.0,
+        model: nn.Module | None = None,
+        perturbation: Perturbation = "global",
+        full_info: bool = False,
+    ) -> None:
+        ball = global_ball(checks.exponent(p))
+        super().__init__(base, ball, rho=rho, k=k, model=model, perturbation=perturbation, full_info=full_info)
+
+
+class SAM(SAMk):
+    """SAM: the gradient at the steepest neighbour, g_s = ∇L(w + ε), on every step. Two gradients a step.
+
+    Args:
+      base, rho, p, model, perturbation, full_info: as for ``SAMk``.
+
+    Example:
+      >>> import torch
+      >>> from looksam.torch import SAM
+      >>> w = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+      >>> opt = SAM(torch.optim.SGD([w], lr=0.1), rho=0.1)
+      >>> def closure():
+      ...     opt.zero_grad()
+      ...     loss = (w**2).sum()
+      ...     loss.backward()
+      ...     return loss
+      >>> loss = opt.step(closure)
+      >>> w.grad  # 2 (w + 0.1 g/‖g‖)
+      tensor([6.1200, 8.1600])
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        rho: Setting,
+        *,
+        p: float = 2.0,
+        model: nn.Module | None = None,
+        perturbation: Perturbation = "global",
+        full_info: bool = False,
+    ) -> None:
+        super().__init__(base, rho, 1, p=p, model=model, perturbation=perturbation, full_info=full_info)
+
+
+class LookSAM(SharpnessAware):
+    """LookSAM-k: SAM on every k-th step, g + α (‖g‖/‖g_v‖) g_v in between. 1 + 1/k gradients a step.
+
+    g_v = g_s − (⟨g, g_s⟩/‖g‖²) g is the part of the last SAM gradient orthogonal to g, by one projection over the whole
+    parameter vector.
+
+    Args:
+      base, rho, k, p, model, perturbation, full_info: as for ``SAMk``; k = 1 is ``SAM``.
+      alpha: strength α ≥ 0 of the reused part: a number, or a function of the rule's step count. An ``"alpha"`` in a
+        param group is for that group.
+      store_dtype: dtype of the kept g_v, by default each parameter's; ``torch.bfloat16`` halves its memory.
+
+    Example:
+      >>> import torch
+      >>> from looksam.torch import LookSAM
+      >>> w = torch.nn.Parameter(torch.tensor([1.0, 1.0]))
+      >>> opt = LookSAM(torch.optim.SGD([w], lr=0.0), rho=0.1, alpha=0.5, k=2, full_info=True)
+      >>> def closure():
+      ...     opt.zero_grad()
+      ...     loss = w[0] ** 2 + 3 * w[1] ** 2
+      ...     loss.backward()
+      ...     return loss
+      >>> for _ in range(2):
+      ...     loss = opt.step(closure)
+      ...     print(opt.info.refreshed, *(f"{x:.2f}" for x in w.grad), f"cosine {opt.info.cosine:.3f}")
+      True 2.06 6.57 cosine 1.000
+      False -1.00 7.00 cosine 0.894
+
+    Reference:
+      Liu et al., CVPR 2022, Algorithm 1. We refresh at step 0 already, so that g_v exists from the start.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        rho: Setting,
+        alpha: Setting = 0.7,
+        k: int = 5,
+        *,
+        p: float = 2.0,
+        store_dtype: torch.dtype | None = None,
+        model: nn.Module | None = None,
+        perturbation: Perturbation = "global",
+        full_info: bool = False,
+    ) -> None:
+        super().__init__(
+            base,
+            global_ball(checks.exponent(p)),
+            rho=rho,
+            alpha=alpha,
+            k=k,
+            store_dtype=store_dtype,
+            model=model,
+            perturbation=perturbation,
+            full_info=full_info,
+        )
+
+
+class LayerSAM(SharpnessAware):
+    """LayerSAM: SAM with the perturbation of each layer scaled by Λ_i = ‖w_i‖/‖g_i‖. Two gradients a step.
+
+    Args:
+      base, rho, p, model, perturbation, full_info: as for ``SAMk``. At p = ∞ the layer with the smallest gradient takes
+        most of the budget.
+      scaling: with u = Λ sign(g)|g|^(q−1), ``"normalized"`` is ε = ρ u/‖u‖_p, ``"literal"`` the paper's printed
+        ε = ρ u/(‖g‖_q^q)^(1/p), which depends on the scale of the loss, and ``"adaptive"`` the maximiser of ⟨g, ε⟩
+        where the size of each ε_i is counted in units of ‖w_i‖.
+      layers: a function from a parameter's name, like ``"block.weight"``, to the name of its layer; by default each
+        tensor is a layer. Names are those of ``model``, or of the ``named_parameters()`` the base was made of.
+
+    Example:
+      >>> import torch
+      >>> from looksam.torch import LayerSAM
+      >>> a, b = (torch.nn.Parameter(torch.tensor([x])) for x in (3.0, 0.04))
+      >>> opt = LayerSAM(torch.optim.SGD([a, b], lr=0.1), rho=0.3)
+      >>> def closure():
+      ...     opt.zero_grad()
+      ...     loss = (a**2 + b**2).sum()
+      ...     loss.backward()
+      ...     return loss
+      >>> loss = opt.step(closure)
+      >>> [round(p.grad.item(), 3) for p in (a, b)]  # both weights moved by 10 %
+      [6.6, 0.088]
+
+    Reference:
+      Liu et al., CVPR 2022, Algorithm 2. Its formula is ``scaling="literal"``.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        rho: Setting,
+        *,
+        p: float = 2.0,
+        scaling: Scaling = "normalized",
+        layers: Layers | None = None,
+        model: nn.Module | None = None,
+        perturbation: Perturbation = "global",
+        full_info: bool = False,
+    ) -> None:
+        checks.layer_function(layers)
+        super().__init__(
+            base,
+            layer_ball(checks.exponent(p), checks.layer_scaling(scaling)),
+            rho=rho,
+            k=1,
+            layers=layers,
+            model=model,
+            perturbation=perturbation,
+            full_info=full_info,
+        )
+
+
+class LookLayerSAM(SharpnessAware):
+    """Look-LayerSAM-k: LookSAM-k with LayerSAM's perturbation. 1 + 1/k gradients a step.
+
+    Args:
+      base, rho, p, scaling, layers, model, perturbation, full_info: as for ``LayerSAM``.
+      alpha, k, store_dtype: as for ``LookSAM``.
+
+    Example:
+      >>> import torch
+      >>> from looksam.torch import LookLayerSAM
+      >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+      >>> base = torch.optim.AdamW(model.parameters(), lr=1e-3)
+      >>> opt = LookLayerSAM(base, rho=1.0, k=2, model=model, layers=lambda name: name.split(".")[0])
+      >>> def closure():
+      ...     opt.zero_grad()
+      ...     loss = model(torch.ones(2, 3)).square().mean()
+      ...     loss.backward()
+      ...     return loss
+      >>> for _ in range(3):
+      ...     loss = opt.step(closure)
+      ...     print(opt.info.refreshed)
+      True
+      False
+      True
+
+    Reference:
+      Liu et al., CVPR 2022, Algorithm 3.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        rho: Setting,
+        alpha: Setting = 0.7,
+        k: int = 5,
+        *,
+        p: float = 2.0,
+        store_dtype: torch.dtype | None = None,
+        scaling: Scaling = "normalized",
+        layers: Layers | None = None,
+        model: nn.Module | None = None,
+        perturbation: Perturbation = "global",
+        full_info: bool = False,
+    ) -> None:
+        checks.layer_function(layers)
+        super().__init__(
+            base,
+            layer_ball(checks.exponent(p), checks.layer_scaling(scaling)),
+            rho=rho,
+            alpha=alpha,
+            k=k,
+            layers=layers,
+            store_dtype=store_dtype,
+            model=model,
+            perturbation=perturbation,
+            full_info=full_info,
+        )

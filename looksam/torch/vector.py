@@ -1,0 +1,159 @@
+"""A list of tensors, read as one long vector.
+
+Every norm and dot product of the rules is taken here, in float32 or wider. The tensors are plain ones: of a DTensor,
+the part on this rank (sharding.py adds the parts up).
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+Tensors = list[Tensor] | tuple[Tensor, ...]  # what the foreach functions take and give
+
+# On a CPU, PyTorch's norms and dots add up long tensors naively in float32: twelve million entries come out 1e-3
+# wrong. Longer tensors than this are taken in pieces, which costs no time and leaves 1e-7.
+PIECE = 65_536
+ROW = 4_096
+CACHED = 16_384  # wide copies of narrow tensors are made in pieces of this size
+
+
+def accumulator(tensors: Sequence[Tensor]) -> torch.dtype:
+    """The dtype in which norms accumulate: float32, or float64 if any tensor has it."""
+    return torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
+
+
+def squares(xs: Tensors, dtype: torch.dtype) -> Tensor:
+    """‖x‖² of each tensor, as one 1-D tensor."""
+    norms = torch._foreach_norm([_shortened(x, dtype) for x in xs], 2.0, dtype)
+    return _stacked(norms).square()
+
+
+def dots(xs: Tensors, ys: Tensors, dtype: torch.dtype) -> Tensor:
+    """⟨x, y⟩ of each pair, as one 1-D tensor."""
+    return _stacked([_products([_flat(x.to(dtype), y.to(dtype))])[1] for x, y in zip(xs, ys, strict=True)])
+
+
+def gram(xs: Tensors, ys: Tensors, dtype: torch.dtype) -> Tensor:
+    """‖x‖², ⟨x, y⟩ and ‖y‖² over all tensors together; by one routine, so that x = y gives one number three times."""
+    pairs = [_flat(x.to(dtype), y.to(dtype)) for x, y in zip(xs, ys, strict=True)]
+    if len({x.device for x in xs}) > 1:
+        return _stacked([_products([pair]) for pair in pairs]).sum(0)
+    long = [pair for pair in pairs if pair[0].numel() > ROW]
+    short = [pair for pair in pairs if pair[0].numel() <= ROW]  # biases and such: one call for all of them
+    joined = [[torch.cat(side) for side in zip(*short, strict=True)]] if short else []
+    return _products(joined + long)
+
+
+def largest(xs: Tensors, dtype: torch.dtype) -> Tensor:
+    """Max |x| of each tensor, 0 for an empty one."""
+    tops = [x.abs().amax() if x.numel() else x.new_zeros(()) for x in xs]
+    return _stacked([top.to(dtype) for top in tops])
+
+
+def add_scaled_(xs: Tensors, factors: Tensors, ys: Tensors, dtype: torch.dtype) -> None:
+    """``x += factor * y``, with a 0-dim factor for each tensor; computed in ``dtype``, then rounded to x's."""
+    factors = _beside(factors, xs)
+    if all(x.dtype == y.dtype == dtype for x, y in zip(xs, ys, strict=True)):
+        torch._foreach_addcmul_(xs, ys, factors)
+        return
+    for whole_x, f, whole_y in zip(xs, factors, ys, strict=True):
+        for x, y in _pieces(whole_x, whole_y):
+            x.copy_(torch.addcmul(x.to(dtype), y.to(dtype), f))
+
+
+def cast(xs: Tensors, dtype: torch.dtype) -> Tensors:
+    """The tensors in ``dtype``; those that have it are not copied."""
+    return [x.to(dtype) for x in xs]
+
+
+def copies(xs: Tensors) -> Tensors:
+    return [x.clone() for x in xs]
+
+
+def choose_(condition: Tensor, xs: Tensors, ys: Tensors) -> None:
+    """Keep each x where the condition holds, or else overwrite it with y."""
+    if on_host(condition):
+        if not condition:
+            torch._foreach_copy_(xs, ys)
+        return
+    for x, y in zip(xs, ys, strict=True):  # on refresh steps only; no sync
+        torch.where(condition.to(x.device, non_blocking=True), x, y.to(x.dtype), out=x)
+
+
+def zero_unless_(condition: Tensor, xs: Tensors) -> None:
+    """Overwrite with 0 unless the condition holds; NaN and infinity too."""
+    if on_host(condition):
+        if not condition:
+            torch._foreach_zero_(xs)
+        return
+    for x in xs:
+        x.masked_fill_(~condition.to(x.device, non_blocking=True), 0)
+
+
+def on_host(x: Tensor) -> bool:
+    """Can Python read it without waiting for a device?"""
+    return x.device.type == "cpu"
+
+
+def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """``numerator / denominator``, and 0 where the denominator is 0 (a vector of norm 0 has no direction)."""
+    safe = torch.where(denominator > 0, denominator, 1)
+    return torch.where(denominator > 0, numerator / safe, 0)
+
+
+def add_into(into: Tensors, xs: Tensors, factor: Tensor, ys: Tensors, dtype: torch.dtype) -> None:
+    """``x + factor * y`` written to ``into``; computed in ``dtype``, then rounded. On refresh steps only."""
+    for out, x, y, f in zip(into, xs, ys, _beside([factor] * len(xs), xs), strict=True):
+        if out.dtype == x.dtype == y.dtype == dtype:
+            torch.addcmul(x, y, f, out=out)  # foreach has no out=
+            continue
+        for a, b, c in _pieces(out, x, y):
+            a.copy_(torch.addcmul(b.to(dtype), c.to(dtype), f))
+
+
+def _pieces(*xs: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """The tensors side by side; on a CPU in pieces, so that what is made of them stays in the cache."""
+    if not on_host(xs[0]) or not all(x.is_contiguous() for x in xs):
+        return [xs]
+    return zip(*(x.view(-1).split(CACHED) for x in xs), strict=True)
+
+
+def _beside(scalars: Tensors, xs: Tensors) -> Tensors:
+    """Each scalar on the device of its tensor."""
+    if len({x.device for x in xs} | {scalars[0].device}) == 1:
+        return scalars
+    return [scalar.to(x.device, non_blocking=True) for scalar, x in zip(scalars, xs, strict=True)]
+
+
+def _stacked(scalars: Sequence[Tensor]) -> Tensor:
+    if len({x.device for x in scalars}) > 1:
+        scalars = [x.to(scalars[0].device, non_blocking=True) for x in scalars]
+    return torch.stack(list(scalars))
+
+
+def _shortened(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor of the same 2-norm, short enough for an exact sum: of a long one, the norms of its rows."""
+    if not on_host(x) or x.numel() <= PIECE:
+        return x
+    (flat,) = _flat(x)
+    if x.dtype != dtype:
+        return torch.stack([torch.linalg.vector_norm(piece.to(dtype)) for piece in flat.split(CACHED)])
+    whole = flat.numel() // ROW * ROW
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=1, dtype=dtype)
+    return rows if whole == flat.numel() else torch.cat([rows, flat[whole:].to(dtype)])
+
+
+def _products(pairs: list[list[Tensor]]) -> Tensor:
+    """‖x‖², ⟨x, y⟩ and ‖y‖² over all pairs. On a CPU, each piece is read from memory once for all three."""
+    if on_host(pairs[0][0]):
+        pairs = [[a, b] for x, y in pairs for a, b in zip(x.split(PIECE), y.split(PIECE), strict=True)]
+    return torch.stack([torch.dot(*two) for x, y in pairs for two in ((x, x), (x, y), (y, y))]).view(-1, 3).sum(0)
+
+
+def _flat(*xs: Tensor) -> list[Tensor]:
+    """The tensors in one dimension and one common order; views, where they share a dense layout."""
+    if all(x.is_contiguous() for x in xs):
+        return [x.view(-1) for x in xs]
+    order = sorted(range(xs[0].ndim), key=xs[0].stride().__getitem__, reverse=True)
+    return [x.permute(order).reshape(-1) for x in xs]

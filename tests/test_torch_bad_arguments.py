@@ -1,0 +1,188 @@
+"""Bad arguments raise before any time is spent, with the value, the place and the fix; so do parameters and states."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from torch_problems import PERIOD, RULES, build, sgd, torch_problem
+
+from looksam.torch import SAM, LayerSAM, LookLayerSAM, LookSAM, SAMk
+
+
+def base(**options):
+    return torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, **options)
+
+
+def grouped(**options):
+    return torch.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(2))], **options}], lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: SAM(base(), -0.1), ValueError, r"rho=-0.1 .*rho >= 0"),
+        (lambda: SAM(base(), float("nan")), ValueError, r"rho=nan"),
+        (lambda: SAM(base(), torch.tensor(float("inf"))), ValueError, r"rho=inf"),
+        (lambda: SAM(base(), "0.1"), TypeError, r"rho='0.1' is not a number"),
+        (lambda: SAM(base(), True), TypeError, r"rho=True"),
+        (lambda: SAM(base(), torch.ones(3)), ValueError, r"rho has shape \(3,\)"),
+        (lambda: LookSAM(base(), 0.1, -1.0), ValueError, r"alpha=-1.0 .*alpha >= 0"),
+        (lambda: LookLayerSAM(base(), 0.1, np.nan), ValueError, r"alpha=nan"),
+        (lambda: SAMk(base(), 0.1, 0), ValueError, r"k=0 .*k >= 1"),
+        (lambda: LookSAM(base(), 0.1, k=2.0), TypeError, r"k=2.0 is not an int"),
+        (lambda: LookSAM(base(), 0.1, k=True), TypeError, r"k=True"),
+        (lambda: SAM(base(), 0.1, p=1.0), ValueError, r"p=1.0 .*1 < p"),
+        (lambda: LayerSAM(base(), 0.1, p=float("nan")), ValueError, r"p=nan"),
+        (lambda: SAM(base(), 0.1, p="2"), TypeError, r"p='2'"),
+        (lambda: LayerSAM(base(), 0.1, scaling="paper"), ValueError, r"scaling='paper'.*'literal'"),
+        (lambda: LayerSAM(base(), 0.1, layers="weight"), TypeError, r"layers='weight' is not callable"),
+        (lambda: LayerSAM(base(), 0.1, layers=str.upper), ValueError, r"parameter 0 of group 0 has none; pass model="),
+        (lambda: LookSAM(base(), 0.1, store_dtype=torch.int8), TypeError, r"store_dtype=torch.int8"),
+        (lambda: LookSAM(base(), 0.1, store_dtype="bfloat16"), TypeError, r"store_dtype=bfloat16"),
+        (lambda: SAM(base(), 0.1, model=dict), TypeError, r"model is a type; pass the torch.nn.Module"),
+        (lambda: SAM(base(), 0.1, perturbation="local"), ValueError, r"perturbation='local'.*'global' or 'rank'"),
+        (lambda: SAM(base(), 0.1, perturbation="rank"), TypeError, r"model= to be a DistributedDataParallel"),
+        (lambda: SAM(torch.optim.SGD, 0.1), TypeError, r"base=SGD is a class; pass an instance"),
+        (lambda: SAM([torch.ones(2)], 0.1), TypeError, r"base is a list; pass a torch.optim.Optimizer"),
+        (lambda: LookSAM(SAM(base(), 0.1), 0.1), TypeError, r"base is a SAM already; .*opt.base"),
+        (lambda: SAM(torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))]), 0.1), TypeError, r"base is LBFGS"),
+        (lambda: SAM(base(maximize=True), 0.1), ValueError, r"maximize=True.*negated loss"),
+        (lambda: SAM(grouped(rho=-1.0), 0.1), ValueError, r"group 0: rho=-1.0"),
+        (lambda: LookSAM(grouped(alpha="x"), 0.1), TypeError, r"group 0: alpha='x'"),
+        (lambda: SAM(grouped(rho=0.2), lambda count: 0.1), ValueError, r"group 0 has rho=0.2, and rho is a function"),
+    ],
+)
+def test_constructors(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_alpha_of_one_and_rho_of_zero_are_fine():
+    LookSAM(base(), 0.0, 1.0)
+    LookSAM(base(), torch.tensor(0.1), 1)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_complex_parameters_are_refused(name):
+    w = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(TypeError, match=r"parameter 'phase' is torch.complex64.*view_as_real"):
+        build(name, sgd([("phase", w)]))
+    opt = build(name, sgd([torch.nn.Parameter(torch.ones(2))]))
+    with pytest.raises(TypeError, match="parameter 0 of group 1 is torch.complex64"):
+        opt.add_param_group({"params": [w]})
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_sparse_gradients_are_refused_in_either_pass(name):
+    table = torch.nn.Embedding(5, 2, sparse=True)
+    opt = build(name, sgd(table.parameters()), model=table)
+    before = table.weight.detach().clone()
+
+    def closure():
+        opt.zero_grad()
+        table(torch.tensor([1, 2])).square().sum().backward()
+
+    with pytest.raises(TypeError, match=r"gradient of 'weight' has layout torch.sparse_coo.*sparse=False"):
+        opt.step(closure)
+    passes = []
+
+    def sparse_later():
+        table.sparse = bool(passes)
+        passes.append(1)
+        closure()
+
+    with pytest.raises(TypeError, match=r"gradient of 'weight' has layout"):
+        opt.step(sparse_later)
+    assert len(passes) == 2
+    assert torch.equal(table.weight, before)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_frozen_parameters_are_left_alone(name):
+    w, frozen = (torch.nn.Parameter(torch.ones(3), requires_grad=x) for x in (True, False))
+    opt = build(name, sgd([w, frozen]))
+    seen = []
+
+    def closure():
+        opt.zero_grad()
+        seen.append(frozen.detach().clone())
+        ((w * frozen) ** 3).sum().backward()
+
+    for _ in range(PERIOD + 1):
+        opt.step(closure)
+    assert frozen.grad is None and all(torch.equal(x, torch.ones(3)) for x in seen)
+
+
+def test_a_schedule_that_goes_wrong_says_when():
+    w = torch.nn.Parameter(torch.ones(3))
+    opt = SAM(sgd([w]), lambda count: 0.1 - 0.1 * count)
+    closure = lambda: (w**2).sum().backward()
+    opt.step(closure)
+    opt.step(closure)
+    before = w.detach().clone()
+    with pytest.raises(ValueError, match=r"rho\(2\)=-0.1 is out of range"):
+        opt.step(closure)
+    assert torch.equal(w, before)
+
+
+def trained(name, **options):
+    ours = torch_problem()
+    opt = build(name, torch.optim.AdamW(ours.params.values()), **options)
+    opt.step(ours.closure(opt))
+    return ours, opt
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("rule"), r"no 'rule'.*opt.base.load_state_dict"),
+        (lambda state: state["rule"].pop("g_v"), r"'rule' of this state dict has no g_v"),
+        (lambda state: state["rule"].update(count=-1), r"count=-1"),
+        (lambda state: state["rule"].update(count=1.5), r"count=1.5"),
+        (lambda state: state["rule"].update(reuses=False), r"keeps no g_v, and this one does"),
+        (lambda state: state["rule"]["g_v"].update({99: torch.ones(1)}), r"g_v for parameter 99, and there are 6"),
+        (lambda state: state["rule"]["g_v"].update({1: torch.ones(7)}), r"shape \(7,\) for parameter 1, .*\(3, 2\)"),
+        (lambda state: state["param_groups"][0]["params"].pop(), r"doesn't match the size"),
+    ],
+)
+def test_a_wrong_state_changes_nothing(change, message):
+    _, other = trained("look_sam")
+    state = other.state_dict()
+    change(state)
+    _, opt = trained("look_sam")
+    before = opt.state_dict()
+    kept = {k: v.clone() for k, v in before["rule"]["g_v"].items()}
+    with pytest.raises(ValueError, match=message):
+        opt.load_state_dict(state)
+    after = opt.state_dict()
+    assert after["rule"]["count"] == 1 and after["param_groups"] == before["param_groups"]
+    assert all(torch.equal(after["rule"]["g_v"][k], v) for k, v in kept.items())
+    assert after["state"][1]["exp_avg"] is before["state"][1]["exp_avg"]
+
+
+def test_state_of_another_rule():
+    _, sam = trained("sam")
+    _, look = trained("look_sam")
+    with pytest.raises(ValueError, match="keeps no g_v, and this one does; build the rule that was saved"):
+        look.load_state_dict(sam.state_dict())
+    with pytest.raises(ValueError, match="keeps a g_v, and this one does not"):
+        sam.load_state_dict(look.state_dict())
+
+
+def test_a_plain_state_can_be_taken_over_by_the_base():
+    ours = torch_problem()
+    plain = torch.optim.AdamW(ours.params.values())
+    plain.step(ours.closure(plain))
+    file = io.BytesIO()
+    torch.save(plain.state_dict(), file)
+    file.seek(0)
+    again = torch_problem()
+    opt = build("look_sam", torch.optim.AdamW(again.params.values()))
+    opt.base.load_state_dict(torch.load(file, weights_only=True))
+    assert "rho" not in opt.param_groups[0]  # the rule's own value is used
+    w = again.flat()
+    opt.step(again.closure(opt))
+    g = again.problem.gradient(w)
+    g_s = again.problem.gradient(w + 0.1 * g / np.linalg.norm(g))
+    np.testing.assert_allclose(again.gradient(), g_s, rtol=1e-10, atol=1e-10)

@@ -1,0 +1,266 @@
+"""The two passes: failures in them, the form without a closure, autocast, accumulation, clipping, compilation."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch_problems import PERIOD, RULES, X, Y, build, closure_for, flat, network, sgd, torch_problem
+
+from looksam.torch import LookSAM, optimizer, vector
+
+every_rule = pytest.mark.parametrize("name", RULES)
+
+
+def gradients(model):
+    return flat([p.grad for p in model.parameters()])
+
+
+@every_rule
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_second_pass_that_fails_leaves_everything_as_it_was(name, error):
+    ours = torch_problem()
+    opt = build(name, sgd(ours.params.values()))
+    for _ in range(PERIOD):
+        opt.step(ours.closure(opt))
+    before, count, calls = ours.flat(), opt.state_dict()["rule"]["count"], []
+
+    def failing():
+        calls.append(1)
+        if len(calls) == 2:
+            assert np.any(ours.flat() != before)
+            raise error("in the second pass")
+        return ours.closure(opt)()
+
+    state = torch.get_rng_state()
+    with pytest.raises(error, match="in the second pass"):
+        opt.step(failing)
+    np.testing.assert_array_equal(ours.flat(), before)
+    assert torch.equal(torch.get_rng_state(), state)
+    saved = opt.state_dict()["rule"]
+    assert saved["count"] == count and saved["g_v"] == {} and saved["g_v_norm"] is None
+
+    other = torch_problem()  # a run that never failed
+    with torch.no_grad():
+        for p, w in zip(other.params.values(), ours.params.values(), strict=True):
+            p.copy_(w)
+    fresh = build(name, sgd(other.params.values()))
+    for _ in range(PERIOD):  # the step is taken again, as a refresh
+        opt.step(ours.closure(opt))
+        fresh.step(other.closure(fresh))
+        np.testing.assert_array_equal(ours.flat(), other.flat())
+
+
+@pytest.mark.parametrize("moment", ["while the weights move", "before the second pass"])
+def test_an_interrupt_between_the_passes(moment, monkeypatch):
+    ours = torch_problem()
+    opt = build("look_sam", sgd(ours.params.values()))
+    before = ours.flat()
+    plain = vector.add_scaled_
+
+    def interrupted(*arguments):
+        if moment == "while the weights move":
+            plain(*arguments)
+            assert np.any(ours.flat() != before)
+        raise KeyboardInterrupt
+
+    where = (vector, "add_scaled_") if moment == "while the weights move" else (optimizer.Ascent, "__enter__")
+    state = torch.get_rng_state()
+    with monkeypatch.context() as patch:
+        patch.setattr(*where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            opt.step(ours.closure(opt))
+        np.testing.assert_array_equal(ours.flat(), before)
+        if moment == "while the weights move":  # and without a closure
+            ours.loss().backward()
+            with pytest.raises(KeyboardInterrupt):
+                opt.ascend()
+            np.testing.assert_array_equal(ours.flat(), before)
+    assert torch.equal(torch.get_rng_state(), state)
+    opt.step(ours.closure(opt))
+
+
+@pytest.mark.parametrize("with_block", [True, False])
+def test_a_second_pass_that_fails_without_a_closure(with_block):
+    ours = torch_problem()
+    opt = build("look_sam", sgd(ours.params.values()))
+    before = ours.flat()
+    ours.loss().backward()
+    if with_block:
+        with pytest.raises(ValueError, match="failed"), opt.ascend():
+            raise ValueError("failed")
+    else:
+        opt.ascend()
+        assert np.any(ours.flat() != before)
+        opt.restore()
+    np.testing.assert_array_equal(ours.flat(), before)
+    opt.restore()  # a second time does nothing
+    np.testing.assert_array_equal(ours.flat(), before)
+    opt.step(ours.closure(opt))
+    assert opt.info.refreshed
+
+
+def test_ascend_as_a_block_leaves_the_rules_gradient_behind():
+    ours, reference = torch_problem(), torch_problem()
+    opt, other = (build("look_sam", sgd(problem.params.values())) for problem in (ours, reference))
+    before = ours.flat()
+    opt.zero_grad()
+    ours.loss().backward()
+    with opt.ascend():
+        ours.loss().backward()
+    other.step(reference.closure(other))
+    np.testing.assert_array_equal(ours.gradient(), reference.gradient())
+    np.testing.assert_array_equal(ours.flat(), before)
+    opt.step()
+    np.testing.assert_array_equal(ours.flat(), reference.flat())
+
+
+def test_calls_out_of_order():
+    ours = torch_problem()
+    opt = build("look_sam", sgd(ours.params.values()))
+    before = ours.flat()
+    with pytest.raises(RuntimeError, match="no parameter has a gradient"):
+        opt.ascend()
+    ours.loss().backward()
+    with pytest.raises(RuntimeError, match="takes a second gradient; pass a closure, or call opt.ascend"):
+        opt.step()
+    opt.ascend()
+    for wrong in (opt.ascend, lambda: opt.step(ours.closure(opt))):
+        with pytest.raises(RuntimeError, match=r"after opt.ascend\(\)|called already"):
+            wrong()
+    for wrong in (opt.state_dict, lambda: opt.load_state_dict({})):
+        with pytest.raises(RuntimeError, match="while the weights are at w"):
+            wrong()
+    with pytest.raises(RuntimeError, match="different scalers"):
+        opt.step(scaler=torch.amp.GradScaler("cpu"))
+    opt.restore()
+    np.testing.assert_array_equal(ours.flat(), before)
+    opt.step(ours.closure(opt))
+    with pytest.raises(RuntimeError, match="takes no second gradient; ask opt.needs_second_pass"):
+        opt.ascend()
+    with pytest.raises(RuntimeError, match=r"no parameter has a gradient; call loss.backward\(\), in the closure"):
+        opt.step(lambda: opt.zero_grad())
+
+
+def test_zero_grad_after_the_second_pass_gives_the_step_up():
+    ours = torch_problem()
+    opt = build("look_sam", sgd(ours.params.values()))
+    ours.loss().backward()
+    with opt.ascend():
+        ours.loss().backward()
+    opt.zero_grad()
+    assert opt.needs_second_pass
+    ours.loss().backward()
+    with pytest.raises(RuntimeError, match="takes a second gradient"):
+        opt.step()
+
+
+def test_gradients_left_over_do_not_pile_up():
+    """A closure that forgets zero_grad."""
+    ours, careful = torch_problem(), torch_problem()
+    opt, other = (build("look_sam", sgd(problem.params.values())) for problem in (ours, careful))
+    for _ in range(PERIOD + 1):
+        opt.step(lambda: ours.loss().backward())
+        other.step(careful.closure(other))
+        np.testing.assert_array_equal(ours.flat(), careful.flat())
+
+
+@pytest.mark.parametrize("where", ["in the closure", "around the step"])
+def test_bfloat16_autocast(where):
+    """Autocast keeps its casts of the weights until it ends: around both passes, they would be those of w."""
+    model = network()
+    seen, opt = [], LookSAM(sgd(model.parameters(), lr=0.0), rho=0.5, k=2)
+
+    def closure():
+        opt.zero_grad()
+        with torch.autocast(
+            "cpu", torch.bfloat16, enabled=where == "in the closure" or torch.is_autocast_enabled("cpu")
+        ):
+            loss = ((model(X) - Y) ** 2).mean()
+        loss.backward()
+        seen.append((float(loss.detach()), gradients(model)))
+        return loss
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=where == "around the step"):
+        opt.step(closure)
+        with torch.autocast("cpu", torch.bfloat16):
+            after = model(X)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(after, model(X))  # nor are those of w + ε kept
+    g, g_s = seen[0][1], seen[1][1]
+    np.testing.assert_array_equal(gradients(model), g_s)
+    with torch.no_grad():
+        parts = np.split(0.5 * g / np.linalg.norm(g), np.cumsum([p.numel() for p in model.parameters()])[:-1])
+        for p, part in zip(model.parameters(), parts, strict=True):
+            p.add_(torch.tensor(part.reshape(p.shape), dtype=p.dtype))
+        with torch.autocast("cpu", torch.bfloat16):
+            there = ((model(X) - Y) ** 2).mean()
+    assert seen[1][0] != seen[0][0]
+    np.testing.assert_allclose(seen[1][0], float(there), rtol=1e-2)  # two bfloat16 roundings of w + ε
+    norm = np.linalg.norm(g_s - (g @ g_s) / (g @ g) * g)
+    np.testing.assert_allclose(float(opt.info.g_v_norm), norm, rtol=1e-5)  # not rounded to bfloat16
+
+
+@every_rule
+def test_accumulation_in_the_closure_is_the_full_batch(name):
+    models = [network().double(), network().double()]
+    opts = [build(name, torch.optim.AdamW(model.parameters())) for model in models]
+    x, y = X.double(), Y.double()
+
+    def in_parts(model, opt):
+        def closure():
+            opt.zero_grad()
+            losses = [((model(a) - b) ** 2).mean() / 3 for a, b in zip(x.chunk(3), y.chunk(3), strict=True)]
+            for loss in losses:
+                loss.backward()
+            return sum(loss.detach() for loss in losses)
+
+        return closure
+
+    for _ in range(PERIOD + 2):
+        whole = opts[0].step(closure_for(models[0], opts[0], x, y))
+        parts = opts[1].step(in_parts(models[1], opts[1]))
+        np.testing.assert_allclose(whole.item(), parts.item(), rtol=1e-12)
+        np.testing.assert_allclose(flat(models[0].parameters()), flat(models[1].parameters()), rtol=1e-11)
+
+
+@every_rule
+def test_clipping_acts_on_the_gradient_the_rule_returns(name):
+    ours, plain = torch_problem(), torch_problem()
+    opt, other = (build(name, sgd(problem.params.values())) for problem in (ours, plain))
+    params = list(ours.params.values())
+    opt.base.register_step_pre_hook(lambda *_: torch.nn.utils.clip_grad_norm_(params, 0.5) and None)
+    for _ in range(PERIOD + 1):
+        with torch.no_grad():
+            for p, q in zip(plain.params.values(), params, strict=True):
+                p.copy_(q)
+        opt.step(ours.closure(opt))
+        other.step(plain.closure(other))
+        expected = plain.gradient() * min(1, 0.5 / (np.linalg.norm(plain.gradient()) + 1e-6))
+        np.testing.assert_allclose(ours.gradient(), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("what", ["model", "closure"])
+def test_compiled(what, backend):
+    """The compiled function sees w + ε, new weights and the same dropout."""
+    torch._dynamo.reset()
+    model, plain = (network(nn.BatchNorm1d(8), nn.Dropout(0.3)) for _ in range(2))
+    trained = torch.compile(model, backend=backend) if what == "model" else model
+    opt = LookSAM(sgd(model.parameters()), rho=0.2, k=2, model=trained)
+    other = LookSAM(sgd(plain.parameters()), rho=0.2, k=2, model=plain)
+    loss = lambda: ((trained(X) - Y) ** 2).mean()
+    loss = torch.compile(loss, backend=backend) if what == "closure" else loss
+
+    def closure():
+        opt.zero_grad()
+        value = loss()
+        value.backward()
+        return value
+
+    for i in range(4):
+        torch.manual_seed(i)
+        opt.step(closure)
+        torch.manual_seed(i)
+        other.step(closure_for(plain, other))
+    for a, b in zip(model.state_dict().values(), plain.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
