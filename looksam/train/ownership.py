@@ -1,6 +1,7 @@
 """Whose run a folder holds, and that all processes of a run mean the same one."""
 
 import json
+import math
 import pathlib
 
 import jax
@@ -16,18 +17,20 @@ FREE_TO_ROUND = ("mesh", "microbatch")
 
 
 def check_alike(recipe: Recipe) -> None:
-    """RunError where the processes of a run were given different settings."""
+    """RunError, in all of them, where the processes of a run were given different settings."""
     if jax.process_count() == 1:
         return
     theirs = Recipe.from_json(json.dumps(processes.handed_on_json(recipe.to_dict())))
     changes = _changes(recipe, theirs, ("data_dir", "workers"))
-    if changes:
-        raise RunError(f"process 0 has other settings ({changes}); start all processes by the same command.")
+    if not processes.any_of(bool(changes)):
+        return
+    who = f"process 0 has other settings ({changes})" if changes else "another process has other settings than this one"
+    raise RunError(f"{who}; start all processes by the same command.")
 
 
 def claim(directory: pathlib.Path, recipe: Recipe) -> pathlib.Path:
     """Make the folder this recipe's own, or refuse one that holds another's run."""
-    saved = directory / "recipe.json"
+    recipe, saved = _counted(recipe), directory / "recipe.json"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if not saved.exists():
@@ -43,6 +46,13 @@ def claim(directory: pathlib.Path, recipe: Recipe) -> pathlib.Path:
             f"{directory} holds a run of another recipe ({changes}); pass another --run-dir, or its settings."
         )
     return directory
+
+
+def _counted(recipe: Recipe) -> Recipe:
+    """With the number of groups in place of "device": on other devices that would be another number."""
+    if recipe.groups != "device":
+        return recipe
+    return recipe.replace(groups=math.prod(recipe.mesh_sizes() or (jax.device_count(),)))
 
 
 def read_recipe(directory: pathlib.Path) -> Recipe:

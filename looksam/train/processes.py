@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -16,12 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
+from looksam.train.errors import RunError
 from looksam.train.layout import Layout
 from looksam.train.watch import watching
 
 HEARTBEAT = 60  # seconds after which a silent process counts as gone
 LAG = 2  # steps after which a signal is acted upon: by then it is on the host already, and no step waits for it
 FAILED = 1
+AGAIN = " Start all processes again by the same command to go on from the last checkpoint."
+# what needs no traceback
+FORESEEN = (RunError, ValueError, TypeError, OSError, ImportError, KeyboardInterrupt, jax.errors.JaxRuntimeError)
 _HANDLERS: list[Any] = []
 
 
@@ -58,7 +63,7 @@ def joined(meeting: Meeting | None) -> Iterator[None]:
         with watching(jax.process_index(), jax.process_count(), host, handed_on_json, _end_without):
             yield
     except BaseException as error:
-        _end(_told(error))
+        _end_by(error)
     jax.distributed.shutdown()
 
 
@@ -101,22 +106,29 @@ def _keep_stdout() -> None:
     sys.stdout = os.fdopen(ours, "w")
 
 
-def _told(error: BaseException) -> str:
-    of_collectives = any(word in str(error) for word in ("Gloo", "UNAVAILABLE", "DEADLINE_EXCEEDED"))
-    if isinstance(error, jax.errors.JaxRuntimeError) or of_collectives:
-        return f"another process of this run has gone: {_first_line(error)}"
-    return f"{error or type(error).__name__}"
+def _end_by(error: BaseException) -> NoReturn:
+    if _of_others(error):
+        _end(f"another process of this run has gone, or cannot be reached: {_first_line(error)}")
+    if os.environ.get("LOOKSAM_DEBUG", "0") not in ("", "0") or not isinstance(error, FORESEEN):
+        traceback.print_exception(error)
+    _end(f"{error or type(error).__name__}", advice="")
+
+
+def _of_others(error: BaseException) -> bool:
+    """Is this what a collective says when one of its processes is missing?"""
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        return "RESOURCE_EXHAUSTED" not in str(error)
+    return any(word in str(error) for word in ("Gloo", "UNAVAILABLE", "DEADLINE_EXCEEDED"))
 
 
 def _end_without(who: str) -> None:
     _end(f"{who} of this run has gone")
 
 
-def _end(told: str) -> NoReturn:
+def _end(told: str, advice: str = AGAIN) -> NoReturn:
     where = f"process {jax.process_index()} of {jax.process_count()}"
     print(
-        f"looksam: {where}: {told}\nlooksam: {where} ends here; what was saved is safe. "
-        "Start all processes again by the same command to go on from the last checkpoint.",
+        f"looksam: {where}: {told}\nlooksam: {where} ends here; what was saved is safe.{advice}",
         file=sys.stderr,
         flush=True,
     )
@@ -141,6 +153,11 @@ def handed_on_json(value: Any) -> Any:
     length = int(handed_on(np.array(len(text), np.int64)))
     text = text if first() else np.zeros(length, np.uint8)
     return json.loads(handed_on(text).tobytes())
+
+
+def any_of(flag: bool) -> bool:
+    """Is it so in any process?"""
+    return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
 
 
 class Agreement:

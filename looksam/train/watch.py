@@ -49,8 +49,9 @@ def _accept(count: int, host: str | None, hand_on: Callable[[Any], Any]) -> dict
         with contextlib.suppress(TimeoutError):  # whoever cannot connect is left to the heartbeat
             while len(peers) < count - 1:
                 peer, _ = server.accept()
-                if _read(peer, len(token)) == token.encode():
-                    peers[f"process {int(_read(peer, 8))}"] = peer
+                with contextlib.suppress(OSError):  # a stranger at the door, who is not to keep the others out
+                    if _read(peer, len(token)) == token.encode():
+                        peers[f"process {int(_read(peer, 8))}"] = peer
     return peers
 
 
