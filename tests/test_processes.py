@@ -28,7 +28,7 @@ from looksam.train.setup import Training
 
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 STARTED, ENDED = 300, 60  # seconds, on the slowest machine: to do some work, and to end when another process has gone
-LAST_STEP, EVERY = 150, 8  # a checkpoint lies in the middle of the three steps that share a second gradient
+LAST_STEP, EVERY = 110, 8  # a checkpoint lies in the middle of the three steps that share a second gradient
 TRAIN = [
     *("train", "digits-noise30", "--mesh", "fsdp=2", "--batch-size", "120", "--epochs", "60"),
     *("--steps", str(LAST_STEP), "--checkpoint-every", str(EVERY), "--k", "3", "--log-every", "1"),
@@ -228,7 +228,7 @@ def test_one_process_goes_on_with_a_run_of_two(whole, tmp_path):
     assert ours.step == LAST_STEP
     norm = lambda a, b: optax.tree.norm(jax.tree.map(np.subtract, a, b))
     moved, apart = norm(theirs.params, start.params), norm(ours.params, theirs.params)
-    assert apart < 1e-4 * moved
+    assert apart < 1e-5 * moved  # some eighty times float32's rounding, over six steps
 
 
 def test_processes_with_other_settings_do_not_train(tmp_path):
