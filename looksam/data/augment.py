@@ -28,7 +28,7 @@ def random_crop_flip(key: jax.Array, images: jax.Array, *, padding: int = 4) -> 
       >>> import jax, jax.numpy as jnp
       >>> images = jnp.arange(6, dtype=jnp.uint8).reshape(2, 1, 3, 1)
       >>> random_crop_flip(jax.random.key(1), images, padding=0)[..., 0].tolist()
-      [[[2, 1, 0]], [[3, 4, 5]]]
+      [[[0, 1, 2]], [[5, 4, 3]]]
     """
     check_images(images, jnp.uint8, jnp.floating)
     if isinstance(padding, bool) or not isinstance(padding, int | np.integer):
