@@ -124,12 +124,17 @@ def test_data_is_limited_held_out_and_noisy_as_the_recipe_says():
 
 def test_a_lane_of_a_sweep_is_the_run_of_its_seed(tmp_path):
     recipe = SHORT.replace(label_noise=0.2)
-    sweep = Sweep(recipe, load(recipe), seeds=2, settings=[{"rho": 0.1}, {"rho": 0.3, "alpha": 0.2}])
-    curve = sweep.run(points=2)
-    assert curve.shape == (2, 2, 2)
-    for setting, settings in enumerate([{}, {"rho": 0.3, "alpha": 0.2}]):
-        alone = run(recipe.replace(seed=1, **settings), tmp_path / str(setting), quiet=True)
-        assert curve[-1, setting, 1] == pytest.approx(alone["test_accuracy"], abs=0.1)  # at most one image of 1,197
+    lanes = [recipe.replace(seed=1), recipe.replace(seed=2, rho=0.3, alpha=0.2, learning_rate=0.02)]
+    curve = Sweep(recipe, load(recipe)).start(lanes).run(points=2)
+    assert curve.shape == (2, 2)
+    for i, lane in enumerate(lanes):
+        alone = run(lane, tmp_path / str(i), quiet=True)
+        assert curve[-1, i] == pytest.approx(alone["test_accuracy"], abs=0.1)  # at most one image of 1,197
+
+
+def test_a_lane_differs_in_few_settings():
+    with pytest.raises(ValueError, match="a lane may set seed, learning_rate, rho, alpha"):
+        Sweep(SHORT, load(SHORT)).start([SHORT.replace(k=2)])
 
 
 def test_curve_epochs():

@@ -42,12 +42,12 @@ def compare(
     everything: dict[str, dict[str, Any]] = {"base": {}} | settings
     for name, chosen in everything.items():
         own = recipe.replace(method=name, **chosen)
-        parts = []
+        sweeps[name] = Sweep(own, dataset)
+        lanes, parts = [own.replace(seed=own.seed + i) for i in range(seeds)], []
         for first in range(0, seeds, together):
-            sweeps[name] = Sweep(own.replace(seed=own.seed + first), dataset, together, [{}])
-            curve = sweeps[name].run(CURVE_POINTS)[:, 0]
-            train, test = sweeps[name].sharpness()
-            parts.append((curve, train[0], test[0]))
+            curve = sweeps[name].start(lanes[first : first + together]).run(CURVE_POINTS)
+            rises = (sweeps[name].loss_and_rise(images)[1] for images in (sweeps[name].train, sweeps[name].test))
+            parts.append((curve, *rises))
         curve, sharp_train, sharp_test = (np.concatenate(part, axis=-1) for part in zip(*parts, strict=True))
         results[name] = {
             "settings": chosen,
@@ -81,7 +81,8 @@ def tune(recipe: Recipe, grids: dict[str, list[dict[str, Any]]], *, seeds: int, 
     results = {}
     for name, grid in grids.items():
         own = recipe.replace(method=name, **{k: v for k, v in grid[0].items() if k == "k"})
-        scores = Sweep(own, dataset, seeds, grid).run(1)[-1]
+        lanes = [own.replace(seed=own.seed + i, **setting) for setting in grid for i in range(seeds)]
+        scores = Sweep(own, dataset).start(lanes).run(1)[-1].reshape(len(grid), seeds)
         best = int(np.argmax(scores.mean(axis=1)))
         for setting, score in zip(grid, scores, strict=True):
             say(f"{name} {setting}: {mean_and_error(score, 2)} %")

@@ -1,7 +1,9 @@
-"""Many runs of one method in one program: every seed, and every setting of ρ and α, is a lane of a vmap."""
+"""Many runs of one method in one program: every seed and setting (learning rate, ρ, α) is a lane of a vmap."""
 
+import dataclasses
 import functools
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,44 +21,63 @@ from looksam.train.step import make_eval_step, make_train_step, moments
 
 SHARPNESS_RHO = 0.05  # one radius for all methods, so that the numbers compare
 SHARPNESS_IMAGES = 1200  # the first ones of a set, all of digits
+LANE_SETTINGS = ("seed", "learning_rate", "rho", "alpha")  # what may differ from lane to lane
+
+
+class Dials(NamedTuple):
+    """What a lane sets, an array of one entry a lane."""
+
+    rate: jax.Array
+    rho: jax.Array
+    alpha: jax.Array
 
 
 class Sweep:
-    """``recipe`` trained once for each seed and each setting; results have the shape (settings, seeds)."""
+    """The programs of ``recipe``; ``start`` makes one lane of each recipe given, and results have one entry a lane."""
 
-    def __init__(self, recipe: Recipe, dataset: Dataset, seeds: int, settings: list[dict[str, Any]]) -> None:
+    def __init__(self, recipe: Recipe, dataset: Dataset) -> None:
         if not isinstance(dataset.train, Images) or not isinstance(dataset.test, Images):
             raise ValueError(f"{recipe.dataset} is streamed, and compare needs a set in memory; use `looksam train`.")
         if recipe.across_epochs:
             raise ValueError("compare draws batches within epochs; use `looksam train` for across_epochs.")
-        self.recipe, self.shape = recipe, (len(settings), seeds)
-        self.dataset = dataset
-        self.train, self.test = jax.device_put(_arrays(dataset.train)), _arrays(dataset.test)
+        self.recipe, self.dataset, self.train, self.test = recipe, dataset, dataset.train, dataset.test
+        self._data = jax.device_put((dataset.train.images, dataset.train.labels))
         self.steps_per_epoch = len(dataset.train) // recipe.batch_size
         self.total_steps = recipe.epochs * self.steps_per_epoch
-        self.model, self.tx = make_model(recipe, dataset), make_optimizer(recipe, self.total_steps)
-        self.rule = make_rule(recipe)
-        self._seeds = [recipe.seed + i for i in range(seeds)] * len(settings)
-        self._rho = _lanes([setting.get("rho", recipe.rho) for setting in settings], seeds)
-        self._alpha = _lanes([setting.get("alpha", recipe.alpha) for setting in settings], seeds)
-        self._epoch, self._order = -1, np.zeros((0, 0, 0), np.int32)
+        self.model, self.rule = make_model(recipe, dataset), make_rule(recipe)
         self._compile()
+
+    def start(self, lanes: Sequence[Recipe]) -> "Sweep":
+        """Fresh runs, one for each recipe; they differ from the sweep's in LANE_SETTINGS at most."""
+        for lane in lanes:
+            if lane.replace(**{name: getattr(self.recipe, name) for name in LANE_SETTINGS}) != self.recipe:
+                raise ValueError(f"a lane may set {', '.join(LANE_SETTINGS)}, and {lane} differs in more.")
+        self._seeds = [lane.seed for lane in lanes]
+        values = [(lane.peak_learning_rate(), lane.rho, lane.alpha) for lane in lanes]
+        self._dials = Dials(*jnp.asarray(values, jnp.float32).T)
+        self._epoch, self._order = -1, np.zeros((0, 0, 0), np.int32)
         self.state: TrainState = self._init(jnp.asarray(self._seeds, jnp.uint32))
+        return self
 
     def _compile(self) -> None:
+        def optimizer(dials: Dials) -> Any:
+            return make_optimizer(self.recipe, self.total_steps, dials.rate)
+
         @jax.jit
         @jax.vmap
         def init(seed: jax.Array) -> TrainState:
-            return init_state(jax.random.key(seed), self.model, self.rule, self.tx)
+            tx = make_optimizer(self.recipe, self.total_steps)
+            return init_state(jax.random.key(seed), self.model, self.rule, tx)
 
         @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-        def step(refresh: bool | None, state: TrainState, data: Any, batch: Any, rho: Any, alpha: Any) -> TrainState:
-            def lane(state: TrainState, batch: jax.Array, rho: jax.Array, alpha: jax.Array) -> TrainState:
-                rule = make_rule(self.recipe, rho, alpha)
-                train_step = make_train_step(self.recipe, self.dataset, self.model, rule, self.tx)
-                return train_step(state, data[0][batch], data[1][batch], refresh)[0]
+        def step(refresh: bool | None, state: TrainState, data: Any, batch: Any, dials: Dials) -> tuple[Any, Any]:
+            def lane(state: TrainState, batch: jax.Array, dials: Dials) -> tuple[TrainState, jax.Array]:
+                rule = make_rule(self.recipe, dials.rho, dials.alpha)
+                train_step = make_train_step(self.recipe, self.dataset, self.model, rule, optimizer(dials))
+                state, metrics = train_step(state, data[0][batch], data[1][batch], refresh)
+                return state, metrics["loss"]
 
-            return jax.vmap(lane)(state, batch, rho, alpha)
+            return jax.vmap(lane)(state, batch, dials)
 
         eval_step = make_eval_step(self.dataset, self.model)
 
@@ -65,60 +86,60 @@ class Sweep:
             return jax.vmap(lambda s: eval_step(s.params, s.stats, *batch)["hits"])(state)
 
         @jax.jit
-        def sharpness(state: TrainState, data: Any) -> jax.Array:
-            inputs, labels = normalize(data[0], *moments(self.dataset)), data[1]
+        def loss_and_rise(state: TrainState, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+            inputs = normalize(images, *moments(self.dataset))
 
-            def lane(state: TrainState) -> jax.Array:
+            def lane(state: TrainState) -> tuple[jax.Array, jax.Array]:
                 def loss(params: Any) -> jax.Array:
                     logits, _ = self.model.apply(params, state.stats, inputs, train=False)
                     return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1))
 
-                return one_step_sharpness(loss, state.params, SHARPNESS_RHO)
+                return loss(state.params), one_step_sharpness(loss, state.params, SHARPNESS_RHO)
 
             return jax.vmap(lane)(state)
 
-        self._init, self._step, self._hits, self._sharpness = init, step, hits, sharpness
+        self._init, self._step, self._hits, self._loss_and_rise = init, step, hits, loss_and_rise
 
-    def step(self, i: int) -> None:
+    def step(self, i: int) -> jax.Array:
+        """Step i of every lane; the training losses."""
         epoch, position = divmod(i, self.steps_per_epoch)
         if epoch != self._epoch:
             size, batch = len(self.dataset.train), self.recipe.batch_size
             orders = {seed: epoch_batches(size, batch, seed, epoch) for seed in set(self._seeds)}
             self._epoch, self._order = epoch, np.stack([orders[seed] for seed in self._seeds], axis=1)
         refresh = self.rule.refreshes(i) if self.rule else None
-        self.state = self._step(refresh, self.state, self.train, self._order[position], self._rho, self._alpha)
+        self.state, losses = self._step(refresh, self.state, self._data, self._order[position], self._dials)
+        return losses
+
+    def run_epoch(self, epoch: int) -> np.ndarray:
+        """One pass over the training set; the mean training loss of each lane."""
+        first = epoch * self.steps_per_epoch
+        losses = [self.step(i) for i in range(first, first + self.steps_per_epoch)]
+        return np.mean(jax.device_get(losses), axis=0)
 
     def run(self, points: int) -> np.ndarray:
-        """Train to the end; test accuracy at ``points`` epochs on the way, shape (points, settings, seeds)."""
+        """Train to the end; test accuracy at ``points`` epochs on the way, shape (points, lanes)."""
         curve = []
         for epoch in range(self.recipe.epochs):
-            for position in range(self.steps_per_epoch):
-                self.step(epoch * self.steps_per_epoch + position)
+            self.run_epoch(epoch)
             if epoch + 1 in curve_epochs(self.recipe.epochs, points):
                 curve.append(self.accuracy())
         return np.stack(curve)
 
-    def accuracy(self) -> np.ndarray:
-        """In percent of the test set, shape (settings, seeds)."""
-        batches = make_eval_batches(self.dataset, self.recipe)
+    def accuracy(self, images: Images | None = None) -> np.ndarray:
+        """In percent of ``images``, the test set if not given."""
+        dataset = self.dataset if images is None else dataclasses.replace(self.dataset, test=images)
+        batches = make_eval_batches(dataset, self.recipe)
         hits = np.sum([np.asarray(self._hits(self.state, *batch)) for batch in batches], axis=0)
-        return (100 * hits / len(self.dataset.test)).reshape(self.shape)
+        return 100 * hits / len(dataset.test)
 
-    def sharpness(self) -> tuple[np.ndarray, np.ndarray]:
-        """How much the training and the test loss rise one step of 0.05 uphill, each of shape (settings, seeds)."""
-        few = [tuple(part[:SHARPNESS_IMAGES] for part in data) for data in (self.train, self.test)]
-        train, test = (np.asarray(self._sharpness(self.state, data)).reshape(self.shape) for data in few)
-        return train, test
+    def loss_and_rise(self, images: Images) -> tuple[np.ndarray, np.ndarray]:
+        """The loss on the first of some images, and how much it rises one step of 0.05 uphill."""
+        few = images.take(np.arange(min(SHARPNESS_IMAGES, len(images))))
+        loss, rise = self._loss_and_rise(self.state, few.images, few.labels)
+        return np.asarray(loss), np.asarray(rise)
 
 
 def curve_epochs(epochs: int, points: int) -> list[int]:
     """Epochs at which accuracy is read: evenly spread, the last one included."""
     return sorted({round(epochs * (i + 1) / points) for i in range(points)} - {0})
-
-
-def _lanes(values: list[float], seeds: int) -> jax.Array:
-    return jnp.repeat(jnp.asarray(values, jnp.float32), seeds)
-
-
-def _arrays(images: Images) -> tuple[np.ndarray, np.ndarray]:
-    return images.images, images.labels

@@ -11,9 +11,12 @@ from looksam.rules import Rule
 from looksam.train.recipe import Recipe
 
 
-def make_schedule(recipe: Recipe, total_steps: int) -> optax.Schedule:
-    """Linear warm-up from 0 to the peak, then cosine or linear decay to 0 at ``total_steps``."""
-    peak, warmup = recipe.peak_learning_rate(), recipe.warmup_steps
+def make_schedule(recipe: Recipe, total_steps: int, peak: Any = None) -> optax.Schedule:
+    """Linear warm-up from 0 to the peak, then cosine or linear decay to 0 at ``total_steps``.
+
+    ``peak`` stands in for the recipe's in sweeps.
+    """
+    peak, warmup = recipe.peak_learning_rate() if peak is None else peak, recipe.warmup_steps
     if warmup >= total_steps:
         raise ValueError(
             f"warmup_steps={warmup} leaves no step of the {total_steps} in the run; pass fewer, or more epochs."
@@ -26,13 +29,13 @@ def make_schedule(recipe: Recipe, total_steps: int) -> optax.Schedule:
     return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), decay], [warmup])
 
 
-def _linear_decay(peak: float, steps: int) -> optax.Schedule:
+def _linear_decay(peak: Any, steps: int) -> optax.Schedule:
     return optax.linear_schedule(peak, 0.0, steps)
 
 
-def make_optimizer(recipe: Recipe, total_steps: int) -> optax.GradientTransformation:
+def make_optimizer(recipe: Recipe, total_steps: int, peak: Any = None) -> optax.GradientTransformation:
     """Clip the gradient the rule returns, then SGD-M (L2 decay), AdamW or LAMB (decoupled decay)."""
-    rate, decay = make_schedule(recipe, total_steps), recipe.weight_decay
+    rate, decay = make_schedule(recipe, total_steps, peak), recipe.weight_decay
     mask = None if recipe.decay_all else kernels
     if recipe.optimizer == "sgdm":
         parts = [optax.add_decayed_weights(decay, mask)] if decay else []

@@ -32,6 +32,7 @@ class Recipe:
     data_dir: str | None = None  # where the files are; the environment's LOOKSAM_DATA if not given
     download: bool = False  # fetch the data if it is not there (cifar100)
     validation: float | None = None  # share of the training set held out, and used in place of the test set
+    classes: int | None = None  # use only this many of the classes, the first ones
     train_limit: int | None = None  # use only this many training images, as many of each class as can be
     label_noise: float = 0.0  # share of the training labels drawn at random
     on_bad_image: Literal["fail", "skip"] = "fail"  # stop at an unreadable image, or go on without it
@@ -98,7 +99,7 @@ class Recipe:
         _known("model", self.model, list(MODELS))
         for name in ("batch_size", "epochs", "k", "eval_every", "log_every", "checkpoint_every", "keep_checkpoints"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("steps", "microbatch", "train_limit", "image_size", "scale_from_batch", *MODEL_SIZES):
+        for name in ("steps", "microbatch", "classes", "train_limit", "image_size", "scale_from_batch", *MODEL_SIZES):
             _at_least(name, getattr(self, name), 1)
         for name in ("workers", "randaugment", "warmup_steps", "seed", "crop_padding"):
             _at_least(name, getattr(self, name), 0)

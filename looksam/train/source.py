@@ -20,6 +20,8 @@ def load(recipe: Recipe) -> Dataset:
     dataset = load_dataset(
         recipe.dataset, data_dir=data_dir, download=recipe.download, on_bad_image=recipe.on_bad_image
     )
+    if recipe.classes:
+        dataset = _of_classes(dataset, recipe.classes)
     train: Any = dataset.train
     test: Any = dataset.test
     if recipe.validation:
@@ -35,6 +37,13 @@ def load(recipe: Recipe) -> Dataset:
         )
     dataset = dataclasses.replace(dataset, train=train, test=test)
     return _resized(dataset, recipe.image_size)
+
+
+def _of_classes(dataset: Dataset, count: int) -> Dataset:
+    if count > dataset.num_classes:
+        raise ValueError(f"classes={count} is more than the {dataset.num_classes} of {dataset.name}; pass fewer.")
+    train, test = (part.take(np.flatnonzero(part.labels < count)) for part in (dataset.train, dataset.test))
+    return dataclasses.replace(dataset, train=train, test=test, num_classes=count)
 
 
 def _resized(dataset: Dataset, side: int | None) -> Dataset:

@@ -1,0 +1,96 @@
+"""Tasks over processes: each trains one program's tasks at a time, and every finished lane is stored at once.
+
+One process uses about one core: the steps of desk models are too small to spread over more.
+"""
+
+import itertools
+import multiprocessing
+import multiprocessing.connection
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from looksam.experiments.cost import cost
+from looksam.experiments.store import Record
+from looksam.experiments.task import Task
+from looksam.experiments.work import program, records
+from looksam.train.errors import RunError
+
+Done = Callable[[Task, Record], None]
+
+
+def run_all(tasks: Sequence[Task], workers: int, done: Done) -> None:
+    """Do all tasks; ``done`` is called here, in the calling process, for one at a time."""
+    jobs = _jobs(tasks)
+    context = multiprocessing.get_context("spawn")  # JAX must not be forked
+    started = [_Worker(context) for _ in range(min(workers, len(jobs)))]
+    try:
+        idle = list(started)
+        while jobs or len(idle) < len(started):
+            while idle and jobs:
+                idle.pop().connection.send(jobs.pop(0))
+            busy = [worker for worker in started if worker not in idle]
+            for connection in multiprocessing.connection.wait([worker.connection for worker in busy]):
+                worker = next(worker for worker in busy if worker.connection is connection)
+                if worker.answered(done):
+                    idle.append(worker)
+    finally:
+        for worker in started:
+            worker.stop()
+
+
+def _jobs(tasks: Sequence[Task]) -> list[list[Task]]:
+    """Tasks that share their programs together, the longest first, so that no process is left with it at the end."""
+
+    def name(task: Task) -> str:
+        return repr(program(task))
+
+    grouped = [list(group) for _, group in itertools.groupby(sorted(tasks, key=name), key=name)]
+    return sorted(grouped, key=lambda group: -sum(map(cost, group)))
+
+
+class _Worker:
+    def __init__(self, context: Any) -> None:
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def answered(self, done: Done) -> bool:
+        """Takes one message. Is the job done?"""
+        try:
+            kind, value = self.connection.recv()
+        except EOFError:
+            self.process.join()
+            raise RunError(
+                f"a training process ended with code {self.process.exitcode}; finished runs are kept. "
+                "If it ran out of memory, pass --workers 1."
+            ) from None
+        if kind == "error":
+            raise RunError(value)
+        for task, record in value:
+            done(task, record)
+        return kind == "done"
+
+    def stop(self) -> None:
+        self.connection.close()
+        self.process.terminate()
+        self.process.join()
+
+
+def _serve(connection: Any) -> None:
+    while True:
+        try:
+            job = connection.recv()
+        except (EOFError, KeyboardInterrupt):
+            return
+        try:
+            for found in records(job):
+                connection.send(("records", found))
+            connection.send(("done", []))
+        except KeyboardInterrupt:
+            return
+        except (ValueError, TypeError, OSError) as error:  # bad input, told without a traceback
+            connection.send(("error", str(error)))
+        except Exception:
+            connection.send(("error", f"{job[0].recipe}\n{traceback.format_exc()}"))
