@@ -5,17 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from looksam.report.style import style
 from looksam.report.table import display_name, title
-
-# Okabe and Ito's colours, which colour-blind readers can tell apart; markers say the same again
-STYLES = {
-    "base": ("#000000", "o"),
-    "sam": ("#D55E00", "s"),
-    "sam_k": ("#009E73", "^"),
-    "look_sam": ("#0072B2", "D"),
-    "layer_sam": ("#CC79A7", "v"),
-    "look_layer_sam": ("#E69F00", "P"),
-}
 
 
 def draw_comparison(results: list[dict[str, Any]], path: pathlib.Path) -> None:
@@ -35,9 +26,11 @@ def draw_comparison(results: list[dict[str, Any]], path: pathlib.Path) -> None:
 
 def _cost(axes: Any, result: dict[str, Any]) -> None:
     for method, outcome in result["methods"].items():
-        colour, marker = STYLES[method]
+        look = style(method)
         mean, error = _mean_and_error(np.array(outcome["accuracy"]))
-        axes.errorbar(outcome["time_ratio"][1], mean, error, color=colour, marker=marker, markersize=8, capsize=3)
+        axes.errorbar(
+            outcome["time_ratio"][1], mean, error, color=look.colour, marker=look.marker, markersize=8, capsize=3
+        )
     axes.set(xlabel="time a step, relative to base", ylabel="test accuracy, %")
     axes.margins(0.1)
     axes.set_title(title(result), loc="left", fontsize=9)
@@ -46,12 +39,12 @@ def _cost(axes: Any, result: dict[str, Any]) -> None:
 
 def _curves(axes: Any, result: dict[str, Any]) -> None:
     for method, outcome in result["methods"].items():
-        colour, marker = STYLES[method]
+        look = style(method)
         curve = np.array(outcome["curve"])
         mean, error = _mean_and_error(curve.T)
         label = display_name(method, outcome["settings"])
-        axes.plot(result["curve_epochs"], mean, color=colour, marker=marker, markersize=4, label=label)
-        axes.fill_between(result["curve_epochs"], mean - error, mean + error, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(result["curve_epochs"], mean, color=look.colour, marker=look.marker, markersize=4, label=label)
+        axes.fill_between(result["curve_epochs"], mean - error, mean + error, color=look.colour, alpha=0.2, linewidth=0)
     axes.set(xlabel="epoch", ylabel="test accuracy, %")
     axes.legend(fontsize=8)
     axes.grid(alpha=0.25)

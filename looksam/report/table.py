@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from looksam.report.text import lines_markdown, lines_text
+
 NAMES = {
     "base": "base",
     "sam": "SAM",
@@ -51,18 +53,8 @@ def mean_and_error(values: Sequence[float] | np.ndarray, digits: int) -> str:
 
 
 def as_text(result: dict[str, Any]) -> str:
-    lines = [HEADER, *rows(result)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(HEADER))]
-
-    def line(cells: tuple[str, ...]) -> str:
-        first, *others = (
-            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
-        )
-        return "  ".join([first, *others]).rstrip()
-
-    return "\n".join([title(result), "", line(HEADER), *map(line, rows(result))])
+    return f"{title(result)}\n\n{lines_text([HEADER, *rows(result)])}"
 
 
 def as_markdown(result: dict[str, Any]) -> str:
-    lines = [f"| {' | '.join(cells)} |" for cells in [HEADER, *rows(result)]]
-    return "\n".join([f"**{title(result)}**", "", lines[0], "|---" * len(HEADER) + "|", *lines[1:]])
+    return f"**{title(result)}**\n\n{lines_markdown([HEADER, *rows(result)], left=range(len(HEADER)))}"
