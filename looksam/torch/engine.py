@@ -51,8 +51,12 @@ class Engine:
         return [p for group in self.base.param_groups for p in group["params"]]
 
     def new_replay(self) -> Replay:
-        devices = {p.device for p in self.params if p.device.type not in ("cpu", "meta")}
-        return Replay(self.model, sorted(devices, key=str))
+        devices = {p.device for p in self.params}
+        return Replay(self.model, sorted((x for x in devices if x.type not in ("cpu", "meta")), key=str))
+
+    def clear_gradients(self) -> None:
+        for p in self.params:
+            p.grad = None
 
     def climb(self, scaler: Scaler | None) -> None:
         """Take the gradients and go to w + ε; where they overflowed, do nothing but note it."""
@@ -72,8 +76,7 @@ class Engine:
         run.climb = Climb(dict(zip(params, g, strict=True)), weights, self._saved(params, weights), replay, scaler)
         replay.rewind(restart=run.start is not None)
         run.start = None
-        for p in params:
-            p.grad = None
+        self.clear_gradients()
         vector.add_scaled_(weights, radii, directions, space.dtype)
         torch.clear_autocast_cache()  # it may hold casts of w
         if self.ranks and self.reuses:  # g_v is made of the means
@@ -105,7 +108,8 @@ class Engine:
             run.info = rule.plain(g, space, full_info=self.full_info)
             return
         alpha = self._values("alpha")
-        g_v = [local([run.g_v[p]])[0] if p in run.g_v else None for p in params]
+        parts = dict(zip(run.g_v, local(list(run.g_v.values())), strict=True))
+        g_v = [parts.get(p) for p in params]
         alphas = [alpha[i] for i in groups]
         run.info = rule.reuse(g, g_v, alphas, run.g_v_norm, space, full_info=self.full_info)
 
@@ -178,6 +182,8 @@ class Engine:
         return homes
 
     def _check_dense(self, params: Tensors, grads: Tensors) -> None:
+        if {grad.layout for grad in grads} == {torch.strided}:
+            return
         for p, grad in zip(params, grads, strict=True):
             if grad.layout != torch.strided:
                 checks.gradient(described(self.base.param_groups, self.model)[p], grad)

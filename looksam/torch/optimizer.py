@@ -169,7 +169,7 @@ class SharpnessAware(Optimizer):
         run.start = engine.new_replay() if engine.refreshes else None
         run.in_closure = True
         try:
-            self.base.zero_grad()
+            engine.clear_gradients()
             loss = self._clean(closure)
             if engine.refreshes:
                 ascent = self.ascend(scaler=scaler)

@@ -79,4 +79,5 @@ def _buffers(model: nn.Module | None) -> Callable[[], None]:
 
 def _is_writable(x: Tensor) -> bool:
     """Not so for an expanded tensor, which nothing can have changed in place either."""
-    return all(stride > 0 or size <= 1 for stride, size in zip(x.stride(), x.shape, strict=True))
+    strides = x.stride()
+    return 0 not in strides or all(stride > 0 or size <= 1 for stride, size in zip(strides, x.shape, strict=True))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from looksam.torch import vector
 from looksam.torch.sharding import Space
-from looksam.torch.vector import Tensors, divide
+from looksam.torch.vector import Tensors, divide, finite
 
 
 class StepInfo(NamedTuple):
@@ -43,7 +43,7 @@ def refresh(
     mean in ``g`` where it is what they return.
     """
     g_squared, along, g_s_squared = space.gram(g, g_s)
-    usable = torch.isfinite(g_squared) & torch.isfinite(g_s_squared)
+    usable = finite(g_squared) & finite(g_s_squared)
     usable = agree(usable, g) if agree else usable
     vector.choose_(usable, g_s, g)  # (10)
     g_v_norm = None
@@ -51,7 +51,7 @@ def refresh(
         vector.add_into(into, g_s, -divide(along, g_squared), g, space.dtype)  # (8)
         g_v_norm = space.norm(into)
         rounding = 16 * torch.finfo(space.dtype).eps * g_s_squared.sqrt()
-        real = usable & torch.isfinite(g_v_norm) & (g_v_norm > rounding) & (g_squared > 0)  # (9)
+        real = usable & finite(g_v_norm) & (g_v_norm > rounding) & (g_squared > 0)  # (9)
         vector.zero_unless_(real, into)
         g_v_norm = torch.where(real, g_v_norm, 0)
     return _info(g_squared, g_s_squared, along, g_v_norm, refreshed=True, fell_back=~usable)
@@ -69,10 +69,11 @@ def reuse(
     """Bend ``g`` towards the kept g_v by α ‖g‖, in place. A g_v of None is 0."""
     g_norm = space.norm(g)
     ratio = divide(g_norm, g_v_norm)  # 0 where no g_v is kept
-    usable = torch.isfinite(max(alphas) * ratio)
+    usable = finite(max(alphas) * ratio)
     ratio = torch.where(usable, ratio, 0)
     across = _across(g, g_v, alphas, space) if full_info else None
-    usable = usable & _bend_(g, g_v, {alpha: alpha * ratio for alpha in set(alphas)}, alphas, space)  # (11)
+    fits = _bend_(g, g_v, {alpha: alpha * ratio for alpha in set(alphas)}, alphas, space)  # (11)
+    usable = usable if fits is None else usable & fits
     if across is None:
         return StepInfo(g_norm, None, g_v_norm, None, refreshed=False, fell_back=~usable)
     g_squared = g_norm.square()
@@ -82,16 +83,16 @@ def reuse(
 
 def _bend_(
     g: Tensors, g_v: list[Tensor | None], factors: dict[float, Tensor], alphas: list[float], space: Space
-) -> Tensor:
-    """``g += factor * g_v``, or nothing where that overflows g's dtype. Did it fit?"""
+) -> Tensor | None:
+    """``g += factor * g_v``, or nothing where that overflows g's dtype. Did it fit? None where it must."""
     kept = [(x, v, factors[alpha]) for x, v, alpha in zip(g, g_v, alphas, strict=True) if v is not None]
     bent, parts, scales = (list(column) for column in zip(*kept, strict=True))
-    narrow = any(x.dtype != space.dtype for x in g)
+    narrow = not vector.all_of(space.dtype, g)
     before = vector.copies(bent) if narrow else ()
     vector.add_scaled_(bent, scales, parts, space.dtype)
     if not narrow:  # as wide as its norm: with a finite factor the sum is finite, or g is not
-        return torch.ones((), dtype=torch.bool, device=g[0].device)
-    fits = torch.isfinite(space.norm(g))
+        return None
+    fits = finite(space.norm(g))
     vector.choose_(fits, bent, before)
     return fits
 
@@ -122,7 +123,7 @@ def _info(
 ) -> StepInfo:
     grad_norm, other_norm = g_squared.sqrt(), returned_squared.sqrt()
     cosine = divide(divide(along, grad_norm), other_norm)
-    is_g = fell_back | ~((grad_norm > 0) & torch.isfinite(grad_norm))
+    is_g = fell_back | ~((grad_norm > 0) & finite(grad_norm))
     return StepInfo(
         grad_norm=grad_norm,
         returned_norm=torch.where(fell_back, grad_norm, other_norm),

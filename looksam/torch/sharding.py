@@ -11,13 +11,22 @@ from torch import Tensor, nn
 from looksam.torch import vector
 from looksam.torch.vector import Tensors
 
+PLAIN = {Tensor, nn.Parameter}
+
+
+def are_plain(tensors: Sequence[Tensor]) -> bool:
+    """Surely no DTensor among them? Quick, as it is asked several times a step."""
+    return {type(x) for x in tensors} <= PLAIN
+
 
 def is_dtensor(x: Tensor) -> bool:
-    return type(x) not in (Tensor, nn.Parameter) and isinstance(x, _dtensor_types())
+    return type(x) not in PLAIN and isinstance(x, _dtensor_types())
 
 
 def local(tensors: Sequence[Tensor]) -> Tensors:
     """The part of each tensor that is on this rank; shares its memory."""
+    if are_plain(tensors):
+        return list(tensors)
     return [x.to_local() if is_dtensor(x) else x for x in tensors]  # type: ignore[attr-defined]
 
 
@@ -38,7 +47,8 @@ class Space:
 
     @staticmethod
     def of(params: Sequence[Tensor]) -> "Space":
-        return Space(vector.accumulator(params), tuple(_groups(p) for p in params))
+        shards = ((),) * len(params) if are_plain(params) else tuple(_groups(p) for p in params)
+        return Space(vector.accumulator(params), shards)
 
     def squares(self, *lists: Tensors) -> Tensor:
         """‖x‖² of every tensor: one row for each list."""
@@ -46,7 +56,7 @@ class Space:
 
     def norm(self, xs: Tensors) -> Tensor:
         """‖x‖ over the whole vector."""
-        return self.squares(xs).sum().sqrt()
+        return self.summed(vector.squares(xs, self.dtype)).sum().sqrt()
 
     def summed(self, rows: Tensor) -> Tensor:
         """Numbers by tensor in the last dimension, added up over the ranks that hold parts of the tensor."""

@@ -4,6 +4,7 @@ Every norm and dot product of the rules is taken here, in float32 or wider. The 
 the part on this rank (sharding.py adds the parts up).
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -20,23 +21,23 @@ CACHED = 16_384  # wide copies of narrow tensors are made in pieces of this size
 
 def accumulator(tensors: Sequence[Tensor]) -> torch.dtype:
     """The dtype in which norms accumulate: float32, or float64 if any tensor has it."""
-    return torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
+    return torch.float64 if torch.float64 in {x.dtype for x in tensors} else torch.float32
 
 
 def squares(xs: Tensors, dtype: torch.dtype) -> Tensor:
     """‖x‖² of each tensor, as one 1-D tensor."""
-    norms = torch._foreach_norm([_shortened(x, dtype) for x in xs], 2.0, dtype)
-    return _stacked(norms).square()
+    short = [_shortened(x, dtype) if x.numel() > PIECE else x for x in xs]
+    return _stacked(torch._foreach_norm(short, 2.0, dtype)).square()
 
 
 def dots(xs: Tensors, ys: Tensors, dtype: torch.dtype) -> Tensor:
     """⟨x, y⟩ of each pair, as one 1-D tensor."""
-    return _stacked([_products([_flat(x.to(dtype), y.to(dtype))])[1] for x, y in zip(xs, ys, strict=True)])
+    return _stacked([_products([pair])[1] for pair in _flat_pairs(xs, ys, dtype)])
 
 
 def gram(xs: Tensors, ys: Tensors, dtype: torch.dtype) -> Tensor:
     """‖x‖², ⟨x, y⟩ and ‖y‖² over all tensors together; by one routine, so that x = y gives one number three times."""
-    pairs = [_flat(x.to(dtype), y.to(dtype)) for x, y in zip(xs, ys, strict=True)]
+    pairs = _flat_pairs(xs, ys, dtype)
     if len({x.device for x in xs}) > 1:
         return _stacked([_products([pair]) for pair in pairs]).sum(0)
     long = [pair for pair in pairs if pair[0].numel() > ROW]
@@ -54,7 +55,7 @@ def largest(xs: Tensors, dtype: torch.dtype) -> Tensor:
 def add_scaled_(xs: Tensors, factors: Tensors, ys: Tensors, dtype: torch.dtype) -> None:
     """``x += factor * y``, with a 0-dim factor for each tensor; computed in ``dtype``, then rounded to x's."""
     factors = _beside(factors, xs)
-    if all(x.dtype == y.dtype == dtype for x, y in zip(xs, ys, strict=True)):
+    if all_of(dtype, xs) and all_of(dtype, ys):
         torch._foreach_addcmul_(xs, ys, factors)
         return
     for whole_x, f, whole_y in zip(xs, factors, ys, strict=True):
@@ -64,7 +65,11 @@ def add_scaled_(xs: Tensors, factors: Tensors, ys: Tensors, dtype: torch.dtype) 
 
 def cast(xs: Tensors, dtype: torch.dtype) -> Tensors:
     """The tensors in ``dtype``; those that have it are not copied."""
-    return [x.to(dtype) for x in xs]
+    return xs if all_of(dtype, xs) else [x.to(dtype) for x in xs]
+
+
+def all_of(dtype: torch.dtype, xs: Tensors) -> bool:
+    return {x.dtype for x in xs} == {dtype}
 
 
 def copies(xs: Tensors) -> Tensors:
@@ -98,8 +103,12 @@ def on_host(x: Tensor) -> bool:
 
 def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
     """``numerator / denominator``, and 0 where the denominator is 0 (a vector of norm 0 has no direction)."""
-    safe = torch.where(denominator > 0, denominator, 1)
-    return torch.where(denominator > 0, numerator / safe, 0)
+    return torch.where(denominator > 0, numerator / denominator, 0)
+
+
+def finite(size: Tensor) -> Tensor:
+    """Is it, for a size >= 0? One operation on a scalar, where ``torch.isfinite`` takes four."""
+    return size < math.inf  # NaN is not
 
 
 def add_into(into: Tensors, xs: Tensors, factor: Tensor, ys: Tensors, dtype: torch.dtype) -> None:
@@ -133,8 +142,8 @@ def _stacked(scalars: Sequence[Tensor]) -> Tensor:
 
 
 def _shortened(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor of the same 2-norm, short enough for an exact sum: of a long one, the norms of its rows."""
-    if not on_host(x) or x.numel() <= PIECE:
+    """A tensor of the same 2-norm as a long one, short enough for an exact sum: the norms of its rows."""
+    if not on_host(x):
         return x
     (flat,) = _flat(x)
     if x.dtype != dtype:
@@ -147,13 +156,21 @@ def _shortened(x: Tensor, dtype: torch.dtype) -> Tensor:
 def _products(pairs: list[list[Tensor]]) -> Tensor:
     """‖x‖², ⟨x, y⟩ and ‖y‖² over all pairs. On a CPU, each piece is read from memory once for all three."""
     if on_host(pairs[0][0]):
-        pairs = [[a, b] for x, y in pairs for a, b in zip(x.split(PIECE), y.split(PIECE), strict=True)]
+        pairs = [piece for pair in pairs for piece in (_split(*pair) if pair[0].numel() > PIECE else [pair])]
     return torch.stack([torch.dot(*two) for x, y in pairs for two in ((x, x), (x, y), (y, y))]).view(-1, 3).sum(0)
+
+
+def _split(x: Tensor, y: Tensor) -> list[list[Tensor]]:
+    return [[a, b] for a, b in zip(x.split(PIECE), y.split(PIECE), strict=True)]
+
+
+def _flat_pairs(xs: Tensors, ys: Tensors, dtype: torch.dtype) -> list[list[Tensor]]:
+    return [_flat(x, y) for x, y in zip(cast(xs, dtype), cast(ys, dtype), strict=True)]
 
 
 def _flat(*xs: Tensor) -> list[Tensor]:
     """The tensors in one dimension and one common order; views, where they share a dense layout."""
     if all(x.is_contiguous() for x in xs):
-        return [x.view(-1) for x in xs]
+        return [x.flatten() for x in xs]
     order = sorted(range(xs[0].ndim), key=xs[0].stride().__getitem__, reverse=True)
     return [x.permute(order).reshape(-1) for x in xs]
