@@ -1,5 +1,63 @@
-"""Tools to see flatness."""
+"""Tools to see flatness: pure functions of a loss and the weights."""
 
-from looksam.analysis.sharpness import one_step_sharpness
+from looksam.analysis.bound import Bound, pac_bayes_bound
+from looksam.analysis.drift import Change, Components, Drift, DriftState, components, make_drift
+from looksam.analysis.hessian import (
+    Eigenvalues,
+    LanczosState,
+    Trace,
+    hessian_vector_product,
+    lanczos_start,
+    lanczos_step,
+    quadratic_form,
+    rademacher,
+    ritz_values,
+    top_eigenvalues,
+    trace,
+    trace_of,
+)
+from looksam.analysis.landscape import (
+    filter_normalized,
+    landscape_line,
+    landscape_plane,
+    random_direction,
+    unit_direction,
+)
+from looksam.analysis.second_order import Prediction, SecondOrder, second_order
+from looksam.analysis.sharpness import ascent_sharpness, m_sharpness, one_step_sharpness
+from looksam.analysis.summary import measure
 
-__all__ = ["one_step_sharpness"]
+__all__ = [
+    "Bound",
+    "Change",
+    "Components",
+    "Drift",
+    "DriftState",
+    "Eigenvalues",
+    "LanczosState",
+    "Prediction",
+    "SecondOrder",
+    "Trace",
+    "ascent_sharpness",
+    "components",
+    "filter_normalized",
+    "hessian_vector_product",
+    "lanczos_start",
+    "lanczos_step",
+    "landscape_line",
+    "landscape_plane",
+    "m_sharpness",
+    "make_drift",
+    "measure",
+    "one_step_sharpness",
+    "pac_bayes_bound",
+    "quadratic_form",
+    "rademacher",
+    "random_direction",
+    "ritz_values",
+    "second_order",
+    "top_eigenvalues",
+    "trace",
+    "trace_of",
+    "unit_direction",
+]

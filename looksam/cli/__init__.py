@@ -45,9 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _commands() -> tuple[Command, ...]:
-    from looksam.cli import compare, evaluate, plan, recipes, train  # here, where a missing package is explained
+    # here, where a missing package is explained
+    from looksam.cli import analyze, compare, evaluate, plan, recipes, reproduce, train
 
-    return (train, evaluate, compare, plan, recipes)
+    return (train, evaluate, analyze, compare, reproduce, plan, recipes)
 
 
 def _run(argv: list[str]) -> int:

@@ -6,9 +6,12 @@ One process uses about one core: the steps of desk models are too small to sprea
 import itertools
 import multiprocessing
 import multiprocessing.connection
+import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import jax
 
 from looksam.experiments.cost import cost
 from looksam.experiments.store import Record
@@ -21,9 +24,13 @@ Done = Callable[[Task, Record], None]
 
 def run_all(tasks: Sequence[Task], workers: int, done: Done) -> None:
     """Do all tasks; ``done`` is called here, in the calling process, for one at a time."""
-    jobs = _jobs(tasks)
+    with tempfile.TemporaryDirectory(prefix="looksam-programs-") as programs:
+        _run_all(_jobs(tasks), workers, done, programs)
+
+
+def _run_all(jobs: list[list[Task]], workers: int, done: Done, programs: str) -> None:
     context = multiprocessing.get_context("spawn")  # JAX must not be forked
-    started = [_Worker(context) for _ in range(min(workers, len(jobs)))]
+    started = [_Worker(context, programs) for _ in range(min(workers, len(jobs)))]
     try:
         idle = list(started)
         while jobs or len(idle) < len(started):
@@ -50,9 +57,9 @@ def _jobs(tasks: Sequence[Task]) -> list[list[Task]]:
 
 
 class _Worker:
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Any, programs: str) -> None:
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, programs), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -78,7 +85,8 @@ class _Worker:
         self.process.join()
 
 
-def _serve(connection: Any) -> None:
+def _serve(connection: Any, programs: str) -> None:
+    jax.config.update("jax_compilation_cache_dir", programs)  # columns and seeds differ in data alone
     while True:
         try:
             job = connection.recv()

@@ -2,8 +2,7 @@
 
 import datetime
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
 
 from looksam.experiments.cost import cost
 from looksam.experiments.made import made_by
@@ -15,10 +14,7 @@ from looksam.experiments.work import with_data_dir
 Say = Callable[[str], None]
 
 
-class Stages(Protocol):
-    """Of one experiment: lists of tasks, each of which may rest on the results of the lists before it."""
-
-    def __call__(self, store: Store, seeds: int) -> "list[list[Task]]": ...
+Stages = Callable[[Store, int], Iterable[list[Task]]]  # of one experiment
 
 
 def fill(
@@ -34,7 +30,7 @@ def fill(
     """Train every cell that is missing. What is finished is kept, so that an interrupted call goes on."""
     progress = _Progress(say)
     while True:
-        ready, later = _missing(store, experiments, seeds)
+        ready, later = missing(store, experiments, seeds)
         if not ready:
             return
         progress.plan([*ready, *later])
@@ -47,7 +43,7 @@ def fill(
         run_all([with_data_dir(task, data_dir, download) for task in ready], workers, done)
 
 
-def _missing(store: Store, experiments: Sequence[Stages], seeds: int) -> tuple[list[Task], list[Task]]:
+def missing(store: Store, experiments: Sequence[Stages], seeds: int) -> tuple[list[Task], list[Task]]:
     """The tasks that can be done now, and those that wait for them."""
     ready: dict[tuple[str, int], Task] = {}
     later: dict[tuple[str, int], Task] = {}

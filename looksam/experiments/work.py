@@ -15,7 +15,7 @@ from looksam.data import Dataset, Images
 from looksam.experiments.store import Record
 from looksam.experiments.task import Kind, Task
 from looksam.train.recipe import Recipe
-from looksam.train.source import load
+from looksam.train.source import prepared, read
 
 CURVE_POINTS = 10
 LANES = 100  # at most, of an MLP: a vmap over them is faster on a CPU; other models train one lane at a time
@@ -38,7 +38,7 @@ def records(tasks: Sequence[Task]) -> Iterator[list[tuple[Task, Record]]]:
 
         yield from drift_records(recipe, tasks)
         return
-    validation, test = _data(recipe)
+    validation, test = data_of(recipe)
     sweep = Sweep(recipe, validation)
     together = LANES if recipe.model == "mlp" else 1
     for first in range(0, len(tasks), together):
@@ -47,19 +47,19 @@ def records(tasks: Sequence[Task]) -> Iterator[list[tuple[Task, Record]]]:
         yield list(zip(part, found, strict=True))
 
 
-@functools.lru_cache(maxsize=2)
-def load_once(recipe: Recipe) -> Dataset:
-    return load(recipe)
+@functools.lru_cache(maxsize=1)
+def _read(dataset: str, data_dir: str | None, download: bool) -> Dataset:
+    """Decoding takes longer than some runs."""
+    return read(Recipe(dataset=dataset, data_dir=data_dir, download=download))
 
 
-def _data(recipe: Recipe) -> tuple[Dataset, Images]:
+def data_of(recipe: Recipe) -> tuple[Dataset, Images]:
     """The data with the held-out images in the place of the test set, and the test set itself."""
-    names = ("dataset", "data_dir", "classes", "validation", "train_limit", "label_noise", "image_size")
-    only = Recipe(download=recipe.download, batch_size=1, **{name: getattr(recipe, name) for name in names})
-    test = load_once(only.replace(validation=None, train_limit=1, label_noise=0.0)).test
-    if not isinstance(test, Images):
+    whole = _read(recipe.dataset, recipe.data_dir, recipe.download)
+    validation, tested = (prepared(r, whole) for r in (recipe, recipe.replace(validation=None)))
+    if not isinstance(tested.test, Images):
         raise ValueError(f"{recipe.dataset} is streamed, and desk experiments need a set in memory.")
-    return load_once(only), test
+    return validation, tested.test
 
 
 def _train(sweep: Sweep, test: Images | None) -> list[Record]:
@@ -87,6 +87,7 @@ def _at_the_end(sweep: Sweep, test: Images) -> dict[str, np.ndarray]:
         "sharpness_train": train_rise,
         "sharpness_test": test_rise,
         "weight_norm": np.sqrt(np.sum(squares, axis=0)),
+        "parameters": np.full(len(train_loss), sum(x[0].size for x in _leaves(sweep))),
     }
 
 

@@ -21,7 +21,8 @@ HURRY: dict[str, str | bool] = {"xla_backend_optimization_level": "0", "xla_llvm
 
 def training_images(recipe: Recipe) -> int:
     """How many images an epoch of the recipe has, from what is known of its data set."""
-    count = _known(recipe)[0]
+    count, classes, *_ = _known(recipe)
+    count = count * (recipe.classes or classes) // classes
     held_out = round(count * recipe.validation) if recipe.validation else 0
     return min(count - held_out, recipe.train_limit or count)
 
@@ -45,7 +46,7 @@ def _batch(recipe: Recipe, layout: Layout) -> tuple[Any, Any]:
 
 
 def _shape_of_data(recipe: Recipe) -> Dataset:
-    shape, classes = _image_shape(recipe), _known(recipe)[1]
+    shape, classes = _image_shape(recipe), recipe.classes or _known(recipe)[1]
     none = Images(np.zeros((0, *shape), np.uint8), np.zeros(0, np.int32))
     half = (0.5,) * shape[2]
     return Dataset(recipe.dataset, none, none, classes, shape, mean=half, std=half)

@@ -16,10 +16,17 @@ SPLIT_SEED = 0  # of what is held out and of the label noise: the same data for 
 
 def load(recipe: Recipe) -> Dataset:
     """The recipe's data: limited, held out, with noisy labels and at its image size."""
+    return prepared(recipe, read(recipe))
+
+
+def read(recipe: Recipe) -> Dataset:
+    """The whole data set that a recipe names."""
     data_dir = recipe.data_dir or os.environ.get("LOOKSAM_DATA")
-    dataset = load_dataset(
-        recipe.dataset, data_dir=data_dir, download=recipe.download, on_bad_image=recipe.on_bad_image
-    )
+    return load_dataset(recipe.dataset, data_dir=data_dir, download=recipe.download, on_bad_image=recipe.on_bad_image)
+
+
+def prepared(recipe: Recipe, dataset: Dataset) -> Dataset:
+    """What a recipe makes of it."""
     if recipe.classes:
         dataset = _of_classes(dataset, recipe.classes)
     train: Any = dataset.train

@@ -1,0 +1,45 @@
+"""Table "Accuracy of Different Models on CIFAR100": does LookSAM-k keep SAM's accuracy, and beat SAM-k?"""
+
+import functools
+from collections.abc import Iterator
+
+from looksam.experiments import against_sam, desk, variants
+from looksam.experiments.store import Store
+from looksam.experiments.study import Study
+from looksam.experiments.task import Task
+from looksam.recipes import cifar100 as full
+from looksam.recipes import paper
+from looksam.report.section import Entry, Section, Value
+
+NAME = "cifar100"
+TITLE = "Accuracy on CIFAR-100"
+QUESTION = "Does LookSAM-k keep SAM's accuracy, and beat SAM-k, which costs the same?"
+FULL = tuple(full.RECIPES)
+MODELS = {"ResNet-18": "resnet18", "ResNet-50": "resnet50", "WRN-28-10": "wrn28_10"}
+
+
+def studies() -> dict[str, Study]:
+    return {column: desk.resnet(noise) for column, noise in desk.COLUMNS.items()}
+
+
+def stages(store: Store, seeds: int) -> Iterator[list[Task]]:
+    return variants.stages(list(studies().values()), store, seeds)
+
+
+def section(store: Store, seeds: int) -> Section:
+    return against_sam.section(
+        NAME,
+        TITLE,
+        QUESTION,
+        model="Small ResNet, SGD-M",
+        timed="resnet",
+        studies=studies(),
+        paper={title: functools.partial(_paper, model=model) for title, model in MODELS.items()},
+        store=store,
+        seeds=seeds,
+    )
+
+
+def _paper(row: str, model: str) -> Entry:
+    number = paper.number("cifar100", {"base": "sgd_m"}.get(row, row), model=model)
+    return None if number is None else Value(number, digits=1)
