@@ -10,6 +10,7 @@ import pytest
 
 from looksam.analysis import pac_bayes_bound
 from looksam.cli import analyze, main
+from looksam.report import flatness
 from looksam.report.section import Heatmap
 from looksam.train import evaluate_run, run
 from looksam.train.checkpoint import Checkpoints
@@ -144,7 +145,7 @@ def test_tables_and_options(cli, run_dir, result, stored, tmp_path):
 def test_figures_leave_gaps_where_the_loss_overflowed(result):
     landscape = json.loads(json.dumps(result["landscape"]))
     landscape["plane"]["train"][0][0] = landscape["line"]["train"][3] = None
-    line, _, plane = analyze.figures(result | {"landscape": landscape})
+    line, _, plane = flatness.figures(result | {"landscape": landscape})
     assert np.isnan(line.series[0].y[3])
     assert isinstance(plane, Heatmap) and np.isnan(plane.values[0][0]) and not plane.log
     assert analyze._finite({"a": [1.0, float("nan")], "b": float("inf"), "c": 2}) == {

@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from rules import markdown  # noqa: E402
 
+from looksam.cli.reproduce import IDS  # noqa: E402
 from looksam.report.table import as_text  # noqa: E402
 
 
@@ -39,6 +40,12 @@ def scale_table(result: dict) -> str:
     return "\n".join(lines)
 
 
+def experiment(name: str) -> str:
+    """The report of an experiment, with its figures where they are seen from docs/."""
+    text = (ROOT / "results" / name / "report.md").read_text().strip()
+    return re.sub(r"\]\(([\w.-]+\.svg)\)", rf"](../results/{name}/\1)", text)
+
+
 def tables() -> dict[str, str]:
     """The text between the comments, by the file its numbers are in."""
     comparisons = _stored("results/digits/results.json").values()
@@ -48,6 +55,7 @@ def tables() -> dict[str, str]:
         "results/benchmarks/scale.json": scale_table(_stored("results/benchmarks/scale.json")),
         "results/benchmarks/rules.json": markdown(_stored("results/benchmarks/rules.json")),
         "results/benchmarks/torch_rules.json": markdown(_stored("results/benchmarks/torch_rules.json")),
+        **{f"results/{name}/report.md": experiment(name) for name in IDS},
     }
 
 
@@ -59,7 +67,7 @@ def filled(text: str) -> str:
     return text
 
 
-DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("maths", "pytorch", "scale", "training"))]
+DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("maths", "pytorch", "results", "scale", "training"))]
 
 if __name__ == "__main__":
     for document in DOCUMENTS:

@@ -33,7 +33,8 @@ def second_order(loss: Callable[[Any], jax.Array], params: Any, rho: ArrayLike, 
     """g_v measured, beside two predictions of it by one product with the Hessian.
 
     ε = ρ d(g) is that of the rules, and both projections are theirs. On a quadratic loss ``projected`` is exact. On any
-    smooth loss its relative error goes to 0 in proportion to ρ; that of ``printed`` does not.
+    smooth loss its relative error goes to 0 in proportion to ρ; that of ``printed`` does not. A ReLU network is not
+    smooth: units that change sign between w and w + ε are in g_v, and in neither prediction.
 
     Example:
       >>> import jax.numpy as jnp

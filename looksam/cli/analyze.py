@@ -8,10 +8,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from looksam.cli.errors import UsageError
-from looksam.cli.evaluate import _nearest_folder
 from looksam.cli.output import add_json, print_json, say
 from looksam.cli.parser import Parser
-from looksam.report.section import Figure, Heatmap, Series, Table
+from looksam.cli.run_folder import run_folder
 
 if TYPE_CHECKING:
     from looksam.train.setup import Training
@@ -47,11 +46,10 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    directory = pathlib.Path(arguments.run_dir)
-    if not directory.is_dir():
-        raise UsageError(f"{str(directory)!r} is not a folder{_nearest_folder(directory)}")
+    directory = run_folder(arguments.run_dir)
     _check(arguments)
     from looksam.report import figure, text
+    from looksam.report.flatness import figures, tables
 
     result = analyze_run(
         directory,
@@ -85,18 +83,14 @@ def analyze_run(
 
     from looksam.analysis import measure
     from looksam.train.ownership import read_recipe
-    from looksam.train.setup import Training
+    from looksam.train.restore import restored
 
-    # as one device can, and in float32: a product with the Hessian is lost in bfloat16's rounding
-    changes = {"mesh": "data=1", "microbatch": None, "groups": None, "dtype": "float32"}
-    recipe = read_recipe(directory).replace(**changes)
-    radius = recipe.rho if rho is None else rho
+    radius = read_recipe(directory).rho if rho is None else rho
     if not radius > 0:
         raise UsageError(f"the recipe's rho is {radius}, a ball without inside; pass --rho, e.g. --rho 0.05")
-    training = Training(recipe)
-    try:
+    # in float32: a product with the Hessian is lost in bfloat16's rounding
+    with restored(directory, dtype="float32") as (training, step, state):
         count = _count(images, len(training.dataset.train))
-        step, state = _restored(training, directory)
         train, test = (_first(part, count, training) for part in (training.dataset.train, training.dataset.test))
         report(f"step {step}: {len(train[1])} training and {len(test[1])} test images")
         numbers = measure(
@@ -111,8 +105,6 @@ def analyze_run(
             report=report,
         )
         scores = training.evaluate(state)
-    finally:
-        training.feed.close()
     head = {"run_dir": str(directory), "step": step, "images": len(train[1]), "test_images": len(test[1])}
     whole = {"test_accuracy": scores["accuracy"], "test_loss": scores["loss"]}
     return _finite(head | whole | numbers)
@@ -132,21 +124,6 @@ def _count(images: int | None, there: int) -> int:
     if images is not None and images > there:
         raise UsageError(f"--images {images} is more than the {there} training images; pass at most {there}")
     return min(there, DEFAULT_IMAGES) if images is None else images
-
-
-def _restored(training: "Training", directory: pathlib.Path) -> tuple[int, Any]:
-    from looksam.train.checkpoint import Checkpoints
-    from looksam.train.errors import RunError
-
-    keep = training.recipe.keep_checkpoints
-    checkpoints = Checkpoints(directory / "checkpoints", keep=keep, read_only=True)
-    try:
-        found = checkpoints.restore(training.programs.restored())
-    finally:
-        checkpoints.close()
-    if found is None:
-        raise RunError(f"{directory} has no checkpoint yet; train longer, or lower checkpoint_every.")
-    return found[0], found[1]
 
 
 def _first(part: Any, count: int, training: "Training") -> tuple[Any, Any]:
@@ -187,83 +164,3 @@ def _finite(tree: Any) -> Any:
     if isinstance(tree, list):
         return [_finite(value) for value in tree]
     return None if isinstance(tree, float) and not math.isfinite(tree) else tree
-
-
-# --- what is shown ----------------------------------------------------------------------------------------------
-
-
-def tables(result: dict[str, Any]) -> list[Table]:
-    hessian, bound = result["hessian"], result["bound"]
-    sharpness = [
-        ("loss", "loss"),
-        ("one step", "one_step"),
-        (f"{result['ascent_steps']} steps", "ascent"),
-        (f"groups of {result['m']}, one step", "m_sharpness"),
-    ]
-    pairs = enumerate(zip(hessian["eigenvalues"], hessian["residuals"], strict=True), 1)
-    return [
-        Table(
-            f"Sharpness in a ball of radius {result['rho']:g} around step {result['step']}",
-            ("", f"{result['images']} training images", f"{result['test_images']} test images"),
-            [
-                (label, _number(result["train"].get(name)), _number(result["test"].get(name)))
-                for label, name in sharpness
-            ],
-        ),
-        Table(
-            "Hessian of the training loss",
-            ("", "value", "residual", "standard error"),
-            [(f"eigenvalue {i}", _number(value), _number(residual), None) for i, (value, residual) in pairs]
-            + [("trace", _number(hessian["trace"]), None, _number(hessian["trace_error"]))],
-        ),
-        Table(
-            f"g_v, of norm {_number(result['second_order']['g_v_norm'])}, by one product with the Hessian",
-            ("prediction", "norm", "relative error", "cosine"),
-            [
-                _prediction("projected off g", result["second_order"]["projected"]),
-                _prediction("as the paper prints it", result["second_order"]["printed"]),
-            ],
-        ),
-        Table(
-            f"PAC-Bayes bound, {bound['n']} training images, {result['parameters']:,} parameters",
-            ("term", "value"),
-            [(name.replace("_", " "), _number(bound[name])) for name in bound if name != "n"],
-        ),
-    ]
-
-
-def figures(result: dict[str, Any]) -> list[Figure | Heatmap]:
-    line, plane, named = (result["landscape"][name] for name in ("line", "plane", "named"))
-    loss = "cross-entropy"
-    near = [Series(name, named["distance"], _points(named[name]), style=i) for i, name in enumerate(("g", "g_v"))]
-    both = [
-        Series(f"{name} images", line["at"], _points(line[name]), style=i) for i, name in enumerate(("train", "test"))
-    ]
-    return [
-        Figure("landscape_line", "Loss along a random direction", "filter-normalised distance", loss, both),
-        Figure("landscape_named", "Training loss along g and g_v", "distance", loss, near),
-        Heatmap(
-            "landscape_plane",
-            "Training loss over a random plane",
-            "first direction, filter-normalised",
-            "second direction",
-            plane["at"],
-            plane["at"],
-            [_points(row) for row in plane["train"]],
-            value_label=loss,
-            log=all(value is not None and value > 0 for row in plane["train"] for value in row),
-        ),
-    ]
-
-
-def _prediction(name: str, found: dict[str, Any]) -> tuple[str, str, str, str]:
-    return name, _number(found["norm"]), _number(found["relative_error"]), _number(found["cosine"])
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
-
-
-def _points(values: list[float | None]) -> list[float]:
-    """A figure leaves a gap at NaN."""
-    return [math.nan if value is None else value for value in values]

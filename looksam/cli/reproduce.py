@@ -3,7 +3,7 @@
 import argparse
 import pathlib
 
-from looksam.cli.errors import usage
+from looksam.cli.errors import SIGNALLED, usage
 from looksam.cli.output import say
 from looksam.cli.parser import Parser
 
@@ -61,8 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _names(arguments: argparse.Namespace) -> tuple[str, ...]:
+    from looksam.train.recipe import Recipe
     from looksam.train.suggest import nearest
 
+    Recipe(mesh=arguments.mesh)  # says what is wrong with it
     for name in arguments.ids:
         if name not in IDS:
             raise ValueError(f"experiment {name!r} is unknown{nearest(name, list(IDS))}.")
@@ -95,14 +97,26 @@ def _full(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
     from looksam.experiments.registry import EXPERIMENTS
     from looksam.report.text import section_markdown, section_text
 
-    spread = {"mesh": arguments.mesh, "microbatch": arguments.microbatch, "data_dir": arguments.data_dir}
-    for name in names:
+    spread = {name: getattr(arguments, name) for name in ("mesh", "microbatch", "data_dir", "download")}
+    for name in _with_recipes(names):
         folder = pathlib.Path(arguments.out) / name
         folder.mkdir(parents=True, exist_ok=True)  # before any time is spent
-        section = full.train(EXPERIMENTS[name], arguments.seeds or 1, folder, say, **spread)
+        try:
+            section = full.train(EXPERIMENTS[name], arguments.seeds or 1, folder, say, **spread)
+        except full.Stopped as stop:
+            return SIGNALLED + stop.signal
         (folder / "full.md").write_text(section_markdown(section))
         print(section_text(section), flush=True)
     return 0
+
+
+def _with_recipes(names: tuple[str, ...]) -> list[str]:
+    from looksam.experiments.registry import EXPERIMENTS
+
+    for name in names:
+        if not EXPERIMENTS[name].FULL:
+            say(f"{name} has no full scale: it is reckoned for the models of desk scale")
+    return [name for name in names if EXPERIMENTS[name].FULL]
 
 
 def _plan(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
@@ -116,7 +130,7 @@ def _plan(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
     from looksam.plan.result import DEFAULT_UTILISATION
     from looksam.plan.run import make_plan
 
-    for name in names:
+    for name in _with_recipes(names):
         recipes = full.full_recipes(EXPERIMENTS[name])
         print(f"{name}: {len(recipes)} recipes at full scale\n  " + "\n  ".join(recipes), flush=True)
         for label, recipe in full.planned(

@@ -1,5 +1,6 @@
 """Base, SAM, SAM-k and LookSAM-k side by side: what the tables on CIFAR-100 and of ViTs both show."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from looksam.compare.sweep import curve_epochs
 from looksam.experiments import timing, variants
 from looksam.experiments.naming import display, style
 from looksam.experiments.significance import RULE, difference, share_kept, significant
-from looksam.experiments.store import Store
+from looksam.experiments.store import Record, Store
 from looksam.experiments.study import TUNING_SEEDS, Study, accuracies, found
 from looksam.experiments.work import CURVE_POINTS
 from looksam.report.section import Entry, Figure, Section, Series, Table, Value
@@ -17,7 +18,7 @@ from looksam.train.optimizers import gradients_per_step
 from looksam.train.recipe import Recipe
 
 CURVES = ("base", "sam", "sam_5", "look_sam_5")
-KEPT = 0.8  # of SAM's gain, from which on LookSAM is said to keep it
+KEPT = 80  # percent of SAM's gain, from which on LookSAM is said to keep it
 
 
 def section(
@@ -52,6 +53,11 @@ def spread(values: Sequence[float], digits: int = 2) -> Value:
     return Value(float(np.mean(values)), float(np.std(values, ddof=1) / np.sqrt(len(values))), digits)
 
 
+def numbers(records: Sequence[Record], name: str) -> list[float]:
+    """One of each run; NaN of a run in which it was not finite, for which None is stored."""
+    return [math.nan if record[name] is None else record[name] for record in records]
+
+
 def accuracy_table(
     title: str,
     columns: Mapping[str, Mapping[str, Recipe]],
@@ -84,13 +90,18 @@ def picks_table(columns: Mapping[str, Study], store: Store, seeds: int) -> Table
             recipe, scores = study.tuned(store, method), study.scores(store, method)
             records = found(store, recipe, seeds)
             names = ("train_loss_at_end", "sharpness_train", "sharpness_test")
-            measured = [spread([record[name] for record in records], 3) for name in names]
+            measured = [spread(numbers(records, name), 3) for name in names]
             rho = f"{recipe.rho:g}" if method != "base" else None
             alpha = f"{recipe.alpha:g}" if method == "look_sam" else None
-            label = display({"sam_k": "sam_5", "look_sam": "look_sam_5"}.get(method, method), recipe.optimizer)
+            label = display(_tuned_row(method), recipe.optimizer)
             best = Value(max(scores), digits=2) if scores else None
             lines.append((column, label, f"{recipe.learning_rate:g}", rho, alpha, best, *measured))
     return Table("What was picked, and where training ended", header, lines)
+
+
+def _tuned_row(method: str) -> str:
+    """Methods with a k are tuned at 5."""
+    return {"sam_k": "sam_5", "look_sam": "look_sam_5"}.get(method, method)
 
 
 def answers(column: str, recipes: Mapping[str, Recipe], store: Store, seeds: int) -> list[str]:
@@ -105,7 +116,7 @@ def answers(column: str, recipes: Mapping[str, Recipe], store: Store, seeds: int
     clear = significant(found_differences)
     gain = found_differences["sam"]
     sentences = [
-        f"{column}: SAM {'gains' if gain.mean > 0 else 'loses'} {abs(gain.mean):.2f} points against the base "
+        f"{column}: SAM {'gains' if gain.mean >= 0 else 'loses'} {abs(gain.mean):.2f} points against the base "
         f"(95 % interval {gain.low:+.2f} to {gain.high:+.2f}), {_verdict(clear['sam'])}."
     ]
     if clear["sam"] and gain.mean > 0:
@@ -122,9 +133,9 @@ def answers(column: str, recipes: Mapping[str, Recipe], store: Store, seeds: int
 
 
 def _kept(column: str, k: int, scores: Mapping[str, Sequence[float]]) -> str:
-    share = share_kept(scores["base"], scores["sam"], scores[f"look_sam_{k}"])
-    verdict = "at least the 80 % asked for" if share >= KEPT else "less than the 80 % asked for"
-    return f"{column}: LookSAM-{k} keeps {100 * share:.0f} % of SAM's gain, {verdict}."
+    share = round(100 * share_kept(scores["base"], scores["sam"], scores[f"look_sam_{k}"]), 1)  # judged as printed
+    verdict = f"{'at least' if share >= KEPT else 'less than'} the {KEPT} % asked for"
+    return f"{column}: LookSAM-{k} keeps {share:.1f} % of SAM's gain, {verdict}."
 
 
 def _against(mean: float) -> str:
@@ -140,9 +151,8 @@ def why(column: str, study: Study, store: Store, seeds: int) -> str:
     ends = []
     for method in variants.METHODS:
         recipe = study.tuned(store, method)
-        loss = np.mean([record["train_loss_at_end"] for record in found(store, recipe, seeds)])
-        row = {"sam_k": "sam_5", "look_sam": "look_sam_5"}.get(method, method)
-        ends.append(f"{display(row, recipe.optimizer)} {loss:.3f}")
+        loss = np.mean(numbers(found(store, recipe, seeds), "train_loss_at_end"))
+        ends.append(f"{display(_tuned_row(method), recipe.optimizer)} {loss:.3f}")
     return f"{column}: training loss at the end (no augmentation): {', '.join(ends)}."
 
 

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from looksam.experiments import lamb, sweeps
 from looksam.experiments.store import Store
 from looksam.experiments.task import Task
+from looksam.recipes import paper
 from looksam.report.section import Section
+from looksam.train.recipe import Recipe
 
 NAME = "alpha"
 TITLE = "Sensitivity to α"
@@ -17,6 +19,10 @@ NOTE = "The paper's values of α, and two smaller ones, since desk models pick s
 
 def _point(alpha: float) -> sweeps.Point:
     return sweeps.Point(f"{alpha:g}", f"{alpha:.1f}", alpha, lambda recipe: recipe.replace(alpha=alpha))
+
+
+def full_score(recipe: Recipe) -> float | None:
+    return paper.number("alpha", f"{recipe.alpha:.1f}", batch=str(recipe.batch_size))
 
 
 POINTS = [_point(alpha) for alpha in (0.1, 0.3, 0.5, 0.7, 1.0)]

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from looksam.analysis import pac_bayes_bound
+from looksam.compare.run import parameter_count
 from looksam.compare.sweep import SHARPNESS_RHO
+from looksam.data import Dataset, Images
 from looksam.experiments import cifar100, variants, vit
 from looksam.experiments.naming import display
 from looksam.experiments.store import Store
@@ -20,6 +22,7 @@ QUESTION = "What does the theorem of the appendix say about the desk models?"
 FULL = ()
 ROWS = ("base", "sam", "sam_5", "look_sam_5")
 DELTA = 0.05
+MEASURED = ("weight_norm", "train_loss_at_end", "sharpness_train")
 
 
 def stages(store: Store, seeds: int) -> Iterator[list[Task]]:
@@ -41,13 +44,15 @@ def section(store: Store, seeds: int) -> Section:
         for row in ROWS:
             lines.append((model, column, display(row, recipes[row].optimizer), *_bound(recipes[row], store, seeds)))
     slacks = [entry.value for line in lines if isinstance(entry := line[5], Value)]
+    apart = f"{min(slacks):.1f} to {max(slacks):.1f}" if slacks else "not finite"
     return Section(
         NAME,
         TITLE,
         QUESTION,
         [
-            f"Nothing: the slack alone is {min(slacks):.1f} to {max(slacks):.1f}, and a loss between 0 and 1 is never "
-            "above 1. With tens of parameters for each training image the term of the weights rules all others.",
+            f"{'Something' if slacks and min(slacks) < 1 else 'Nothing'}: the slack alone is {apart}, and a loss "
+            "between 0 and 1 is never above 1. With tens of parameters for each training image the term of the weights "
+            "rules all others.",
         ],
         [Table(f"δ = {DELTA}, ρ = {SHARPNESS_RHO}, ρ₀ = 0; means over {seeds} seeds", header, lines)],
         (),
@@ -61,11 +66,13 @@ def section(store: Store, seeds: int) -> Section:
 
 
 def _bound(recipe: Recipe, store: Store, seeds: int) -> list[Entry]:
-    records = found(store, recipe, seeds)
+    records, parameters = found(store, recipe, seeds), _parameters(recipe)
+    if any(record[name] is None for record in records for name in MEASURED):  # a run that was lost has no bound
+        return [*[None] * 7, f"{parameters:,}"]
     bounds = [
         pac_bayes_bound(
             recipe.train_limit or 0,
-            int(record["parameters"]),
+            parameters,
             record["weight_norm"],
             SHARPNESS_RHO,
             delta=DELTA,
@@ -75,4 +82,12 @@ def _bound(recipe: Recipe, store: Store, seeds: int) -> list[Entry]:
     ]
     terms = [Value(float(np.mean([term[i] for term in bounds])), digits=2 if i < 3 else 0) for i in range(6)]
     norm = Value(float(np.mean([record["weight_norm"] for record in records])), digits=1)
-    return [*terms, norm, f"{int(records[0]['parameters']):,}"]
+    return [*terms, norm, f"{parameters:,}"]
+
+
+def _parameters(recipe: Recipe) -> int:
+    """Counted, since what is stored with a run is rounded to a few digits."""
+    shape = (recipe.image_size or 32, recipe.image_size or 32, 3)
+    none = Images(np.zeros((0, *shape), np.uint8), np.zeros(0, np.int32))
+    half = (0.5,) * 3
+    return parameter_count(recipe, Dataset(recipe.dataset, none, none, recipe.classes or 100, shape, half, half))

@@ -10,7 +10,7 @@ from looksam.experiments.made import made_by
 from looksam.experiments.registry import EXPERIMENTS
 from looksam.experiments.reproduce import Stages, fill, missing
 from looksam.experiments.store import Store
-from looksam.experiments.write import INTRO, TIMINGS_OF, TITLE, summary, with_source, write_section
+from looksam.experiments.write import INTRO, TIMINGS_OF, TITLE, sections, summary, with_source, write_section
 from looksam.report.html import page
 from looksam.report.text import section_text
 
@@ -54,9 +54,8 @@ class Desk:
             section = with_source(EXPERIMENTS[name], self.store, self.seeds)
             write_section(section, summary(EXPERIMENTS[name], self.store, self.seeds), self.out / name)
             yield section_text(section)
-        ready = [name for name in EXPERIMENTS if self._complete(name)]
-        found = [with_source(EXPERIMENTS[name], self.store, self.seeds) for name in ready]
-        (self.out / "report.html").write_text(page(found, TITLE, INTRO))
+        ready = tuple(name for name in EXPERIMENTS if self._complete(name))
+        (self.out / "report.html").write_text(page(sections(self.store, self.seeds, ready), TITLE, INTRO))
         yield f"{self.out}/report.html"
 
     def _complete(self, name: str) -> bool:

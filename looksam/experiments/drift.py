@@ -18,7 +18,7 @@ NAME = "drift"
 TITLE = "How fast the parts of the gradient change"
 QUESTION = "Is g_v, the part that LookSAM reuses, the slow component of SAM's gradient?"
 FULL = ("vit_b16-sam",)
-PHASES = {"first third": slice(0, 3), "middle third": slice(3, 7), "last third": slice(7, 10)}
+PHASES = {"first 30 %": slice(0, 3), "middle 40 %": slice(3, 7), "last 30 %": slice(7, 10)}  # of training
 LABELS = {
     "g": "g, the gradient at w",
     "g_s": "g_s, SAM's gradient",
@@ -78,7 +78,7 @@ def _measured(recipe: Recipe, store: Store, seeds: int) -> Measured:
         raise ValueError("some drift runs are not there; run `looksam reproduce drift`.")
     return {
         name: {
-            number: np.array([r[name][number] for r in records if r])
+            number: np.array([r[name][number] for r in records if r], float)  # None, not finite, becomes NaN
             for number in ("norm", "absolute", "relative", "cosine")
         }
         for name in NAMES
@@ -117,10 +117,9 @@ def _answers(column: str, found: Measured) -> list[str]:
 
         verdicts = []
         for kind in ("absolute", "relative"):
-            slowest = min(("g_s", "g_h", "g_v"), key=lambda part: mean(part, kind))
-            is_it = "is" if slowest == "g_v" else "is not"
-            verdicts.append(
-                f"{is_it} the slow one in {kind} terms ({mean('g_v', kind):.3f} against {mean('g_h', kind):.3f} of g_h)"
-            )
+            g_v, g_h, g_s = (mean(part, kind) for part in ("g_v", "g_h", "g_s"))
+            is_it = "is" if g_v < min(g_h, g_s) else "is not"
+            numbers = f"{g_v:.3f} against {g_h:.3f} of g_h and {g_s:.3f} of g_s"
+            verdicts.append(f"{is_it} the slow one in {kind} terms ({numbers})")
         sentences.append(f"{column}, {phase}: g_v {' and '.join(verdicts)}.")
     return sentences

@@ -62,7 +62,7 @@ def _make_step(recipe: Recipe, dataset: Any, model: Model, total_steps: int, ima
         def of_batch(w: Any) -> jax.Array:
             return loss(w, (), Shared(stats, key, key), images[rows], labels[rows], keys)[0]
 
-        parts = components(of_batch, params, rho)
+        parts = components(of_batch, params, rho, recipe.p)
         updates, opt_state = tx.update(parts.g_s, opt_state, params)
         return jax.tree.map(jnp.add, params, updates), opt_state, parts
 

@@ -51,7 +51,7 @@ def section(store: Store, seeds: int) -> Section:
         TITLE,
         QUESTION,
         [*(line for column in columns for line in _answers(column, scores)), _decision(scores)],
-        [*(_table(column, scores) for column in columns), _picks(cells, store)],
+        [*(_table(column, scores) for column in columns), _picks(cells)],
         [_figure(column, scores) for column in columns],
         [
             "Small ViT on 1,200 images of 20 classes of CIFAR-100, the same epochs at every batch, so "
@@ -86,7 +86,7 @@ def _paper(method: str, batch: int) -> Entry:
     return None if number is None else Value(number, digits=1)
 
 
-def _picks(cells: Recipes, store: Store) -> Table:
+def _picks(cells: Recipes) -> Table:
     header = ("column", "batch", "method", "rate", "ρ", "α")
     rows: list[tuple[Entry, ...]] = []
     for (column, batch), methods in cells.items():
@@ -108,30 +108,39 @@ def _figure(column: str, scores: Scores) -> Figure:
     return Figure(f"large-batch-{stem}", f"Small ViT, LAMB, {column}", "batch", "test accuracy, %", series, log_x=True)
 
 
+def _compared(here: Mapping[str, Sequence[float]]) -> dict[tuple[str, str], tuple[float, bool]]:
+    """Every comparison made in one column of a table: the difference of the two means, and is it significant?"""
+    pairs = [(method, "base") for method in lamb.METHODS[1:]]
+    pairs += [(f"look_layer_sam:{scaling}", lamb.LAYER) for scaling in lamb.SCALINGS[1:]]
+    found = {(a, b): difference(here[a], here[b]) for a, b in pairs}
+    return {pair: (found[pair].mean, clear) for pair, clear in significant(found).items()}
+
+
 def _answers(column: str, scores: Scores) -> list[str]:
     sentences = []
     for batch in lamb.BATCHES:
-        here = scores[column, batch]
-        found = {method: difference(here[method], here["base"]) for method in lamb.METHODS[1:]}
-        clear = significant(found)
-        parts = [f"{_name(m)} {found[m].mean:+.2f}{'' if clear[m] else ' (not significant)'}" for m in found]
+        found = _compared(scores[column, batch])
+        parts = [
+            f"{_name(method)} {mean:+.2f}{'' if clear else ' (not significant)'}"
+            for (method, other), (mean, clear) in found.items()
+            if other == "base"
+        ]
         sentences.append(f"{column}, batch {batch}: against LAMB alone, {'; '.join(parts)}.")
     return sentences
 
 
 def _decision(scores: Scores) -> str:
-    """Which scaling is best where, and whether that is significant against the default."""
+    """Which scaling is best where, and which differ significantly from the default."""
     wins = dict.fromkeys(lamb.SCALINGS, 0)
-    clear_wins: list[str] = []
+    apart: list[str] = []
     for (column, batch), here in scores.items():
         means = {s: float(sum(here[f"look_layer_sam:{s}"])) for s in lamb.SCALINGS}
         best = max(means, key=lambda s: means[s])
         wins[best] += 1
-        others = {s: difference(here[f"look_layer_sam:{s}"], here[lamb.LAYER]) for s in lamb.SCALINGS[1:]}
-        for scaling, yes in significant(others).items():
-            if yes:
-                sign = "above" if others[scaling].mean > 0 else "below"
-                clear_wins.append(f"{scaling} is {abs(others[scaling].mean):.2f} {sign} at batch {batch}, {column}")
+        for (method, other), (mean, clear) in _compared(here).items():
+            if other == lamb.LAYER and clear:
+                sign, scaling = "above" if mean > 0 else "below", method.partition(":")[2]
+                apart.append(f"{scaling} is {abs(mean):.2f} {sign} normalized at batch {batch}, {column}")
     counted = ", ".join(f"{name} {count}" for name, count in wins.items())
-    verdict = "; ".join(clear_wins) if clear_wins else "none differs significantly from the normalized reading anywhere"
+    verdict = "; ".join(apart) if apart else "none differs significantly from the normalized reading anywhere"
     return f"Layer scalings: best mean in so many of {len(scores)} cells: {counted}; {verdict}."

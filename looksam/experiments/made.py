@@ -15,7 +15,8 @@ def made_by() -> dict[str, Any]:
 
 def commit() -> str:
     """Of the checkout this package runs from, with ``+`` where its code differs; "installed" without one."""
-    found = _git("rev-parse", "--short=12", "HEAD")
+    checkout = (PACKAGE.parent / ".git").exists()  # an installed package may lie inside of another project's
+    found = _git("rev-parse", "--short=12", "HEAD") if checkout else None
     if found is None:
         return "installed"
     return found + ("+" if _git("status", "--porcelain", "--", str(PACKAGE)) else "")

@@ -35,7 +35,7 @@ def _run_all(jobs: list[list[Task]], workers: int, done: Done, programs: str) ->
         idle = list(started)
         while jobs or len(idle) < len(started):
             while idle and jobs:
-                idle.pop().connection.send(jobs.pop(0))
+                idle.pop().take(jobs.pop(0))
             busy = [worker for worker in started if worker not in idle]
             for connection in multiprocessing.connection.wait([worker.connection for worker in busy]):
                 worker = next(worker for worker in busy if worker.connection is connection)
@@ -63,21 +63,30 @@ class _Worker:
         self.process.start()
         theirs.close()
 
+    def take(self, job: list[Task]) -> None:
+        try:
+            self.connection.send(job)
+        except OSError:
+            raise self._ended() from None
+
     def answered(self, done: Done) -> bool:
         """Takes one message. Is the job done?"""
         try:
             kind, value = self.connection.recv()
-        except EOFError:
-            self.process.join()
-            raise RunError(
-                f"a training process ended with code {self.process.exitcode}; finished runs are kept. "
-                "If it ran out of memory, pass --workers 1."
-            ) from None
+        except (EOFError, OSError):  # OSError: it ended within a message
+            raise self._ended() from None
         if kind == "error":
             raise RunError(value)
         for task, record in value:
             done(task, record)
         return kind == "done"
+
+    def _ended(self) -> RunError:
+        self.process.join()
+        return RunError(
+            f"a training process ended with code {self.process.exitcode}; finished runs are kept. "
+            "If it ran out of memory, pass --workers 1."
+        )
 
     def stop(self) -> None:
         self.connection.close()

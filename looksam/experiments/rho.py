@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from looksam.experiments import lamb, sweeps
 from looksam.experiments.store import Store
 from looksam.experiments.task import Task
+from looksam.recipes import paper
 from looksam.report.section import Section
 from looksam.train.recipe import Recipe
 
@@ -20,7 +21,11 @@ def _point(factor: float) -> sweeps.Point:
     def move(recipe: Recipe) -> Recipe:
         return recipe.replace(rho=round(recipe.rho * factor, 6))
 
-    return sweeps.Point(f"{factor:g} of the optimum", f"{factor:.1f}", factor, move)
+    return sweeps.Point(f"{factor:g} × the tuned ρ", f"{factor:.1f}", factor, move)
+
+
+def full_score(recipe: Recipe) -> float | None:
+    return paper.number("rho", f"{recipe.rho:.1f}", batch=str(recipe.batch_size))
 
 
 POINTS = [_point(factor) for factor in (0.5, 0.8, 1.0, 1.2)]
@@ -32,4 +37,4 @@ def stages(store: Store, seeds: int) -> Iterator[list[Task]]:
 
 
 def section(store: Store, seeds: int) -> Section:
-    return sweeps.section(NAME, TITLE, QUESTION, "ρ", POINTS, store, seeds, NOTE)
+    return sweeps.section(NAME, TITLE, QUESTION, "ρ over the tuned ρ", POINTS, store, seeds, NOTE)

@@ -22,6 +22,7 @@ TITLE = "The gap between SAM-5 and SAM"
 QUESTION = "Taking the second gradient every fifth step alone, how much of SAM is lost, and when in training?"
 FULL = ("vit_b16-base", "vit_b16-sam", "vit_b16-sam_k-5", "vit_b16-look_sam-5")
 CURVES = against_sam.CURVES
+PLACES = (2, 5, -1)  # of the points of a curve, at which the two are compared
 
 
 def stages(store: Store, seeds: int) -> Iterator[list[Task]]:
@@ -64,10 +65,10 @@ def _table(column: str, recipes: dict[str, Recipe], store: Store, seeds: int) ->
 
 
 def _answer(column: str, recipes: dict[str, Recipe], store: Store, seeds: int) -> str:
-    """In thirds of training: SAM minus SAM-5."""
+    """SAM minus SAM-5, early, late and at the end."""
     sam, sam_5 = (_curve(recipes[row], store, seeds) for row in ("sam", "sam_5"))
-    places = {"a third": 2, "two thirds": 5, "the end": -1}
-    gaps = {name: difference(sam[:, i].tolist(), sam_5[:, i].tolist()) for name, i in places.items()}
+    epochs = curve_epochs(recipes["sam"].epochs, CURVE_POINTS)
+    gaps = {epochs[i]: difference(sam[:, i].tolist(), sam_5[:, i].tolist()) for i in PLACES}
     clear = significant(gaps)
-    parts = [f"{gap.mean:+.2f} at {name}{'' if clear[name] else ' (not significant)'}" for name, gap in gaps.items()]
-    return f"{column}: SAM minus SAM-5, in points: {', '.join(parts)} of training."
+    parts = [f"{gap.mean:+.2f} at epoch {at}{'' if clear[at] else ' (not significant)'}" for at, gap in gaps.items()]
+    return f"{column}: SAM minus SAM-5, in points on held-out images: {', '.join(parts)}."

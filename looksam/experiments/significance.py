@@ -6,8 +6,8 @@ and the random labels are the same for all.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -39,7 +39,10 @@ def difference(a: Sequence[float], b: Sequence[float]) -> Difference:
     return Difference(mean, mean - half, mean + half, float(2 * stats.t.sf(abs(mean) / error, freedom)))
 
 
-def significant(differences: Mapping[str, Difference]) -> dict[str, bool]:
+Name = TypeVar("Name", bound=Hashable)
+
+
+def significant(differences: Mapping[Name, Difference]) -> dict[Name, bool]:
     """Holm: the i-th smallest p of m is held against LEVEL / (m - i), and all after the first that fails fail too."""
     order = sorted(differences, key=lambda name: differences[name].p)
     verdicts, passed = {}, True

@@ -32,7 +32,7 @@ class Store:
     def measurement(self, name: str) -> Any:
         """What ``write`` stored under a name of its own; None where there is nothing."""
         path = self._path(name)
-        return json.loads(path.read_text()) if path.exists() else None
+        return _parsed(path, "ratios") if path.exists() else None
 
     def write(self, name: str, value: Any) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -45,9 +45,15 @@ class Store:
 
     def _read_file(self, key: str) -> dict[str, Any]:
         path = self._path(key)
-        if not path.exists():
-            return {"runs": {}}
-        try:
-            return json.loads(path.read_text())
-        except ValueError as error:
-            raise ValueError(f"{path} is not JSON ({error}); delete it, and its runs are trained again.") from error
+        return _parsed(path, "runs") if path.exists() else {"runs": {}}
+
+
+def _parsed(path: pathlib.Path, wanted: str) -> dict[str, Any]:
+    """A file with what is wanted in it."""
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}); delete it, and what it held is made again.") from error
+    if not isinstance(found, dict) or not isinstance(found.get(wanted), dict):
+        raise ValueError(f"{path} has no {wanted!r}; delete it, and what it held is made again.")
+    return found

@@ -25,6 +25,8 @@ def stages(store: Store, seeds: int) -> Iterator[list[Task]]:
 def section(store: Store, seeds: int) -> Section:
     del seeds
     found = store.measurement("timing-lamb")
+    if found is None:
+        raise ValueError("times are not measured yet; run `looksam reproduce time`.")
     times, flops = found["ratios"], found["flops"]
     measured = ("time of LAMB", "middle half", "FLOPs of LAMB", "gradients of LAMB")
     header = ("method", *measured, *(f"paper: hours, {b:,}" for b in BATCHES), "paper: of LAMB")

@@ -60,8 +60,9 @@ def flop_ratio(recipe: Recipe) -> float:
     from looksam.plan.estimate import mixture
 
     shares = mixture(recipe.method, recipe.k)[recipe.method]
+    recipe = recipe.replace(k=min(recipe.k, 2))  # which steps refresh is in no program, but for k = 1
     flops = sum(share * _flops(recipe, program) for program, share in shares.items())
-    return round(flops / _flops(recipe, "base"), 4)
+    return round(flops / _flops(recipe.replace(method="base", k=2), "base"), 4)
 
 
 @functools.cache
@@ -71,7 +72,6 @@ def _flops(recipe: Recipe, program: str) -> float:
     from looksam.train.abstract import compile_step
     from looksam.train.layout import make_layout
 
-    recipe = recipe.replace(method="base") if program == "base" else recipe
     return cost(compile_step(recipe, make_layout(recipe.mesh_sizes()), REFRESH[program])).flops
 
 

@@ -61,8 +61,16 @@ def section(store: Store, seeds: int) -> Section:
     )
 
 
+def full_score(recipe: Recipe) -> float | None:
+    return paper.number("throughput", "top1", model=recipe.model, method=_paper_row(recipe.k))
+
+
+def _paper_row(k: int) -> str:
+    return "sam" if k == 1 else f"look_sam_{k}"
+
+
 def _paper(k: int) -> tuple[Entry, Entry]:
-    row = "sam" if k == 1 else f"look_sam_{k}"
+    row = _paper_row(k)
     top1 = paper.number("throughput", "top1", model="vit_b16", method=row)
     rate, first = (paper.number("throughput", "images_per_second", model="vit_b16", method=m) for m in (row, "sam"))
     faster = None if rate is None or first is None else Value(rate / first, digits=2, unit="×")

@@ -14,9 +14,10 @@ from looksam.train.checkpoint import Checkpoints
 from looksam.train.errors import RunError
 from looksam.train.interrupt import Interrupts
 from looksam.train.metrics import MetricsLog, NoMetrics
-from looksam.train.ownership import check_alike, claim, read_recipe
+from looksam.train.ownership import check_alike, claim
 from looksam.train.progress import Progress
 from looksam.train.recipe import Recipe
+from looksam.train.restore import restored
 from looksam.train.setup import Training
 from looksam.train.shared_checkpoints import SharedCheckpoints
 from looksam.train.state import TrainState
@@ -172,16 +173,6 @@ class _Loop:
 def evaluate_run(run_dir: str | pathlib.Path) -> dict[str, Any]:
     """Accuracy and loss on the test set of the newest good checkpoint of a run."""
     directory = pathlib.Path(run_dir)
-    recipe = read_recipe(directory).replace(mesh="data=1", microbatch=None, groups=None)  # as one device can
-    training = Training(recipe)
-    checkpoints = Checkpoints(directory / "checkpoints", keep=recipe.keep_checkpoints, read_only=True)
-    try:
-        found = checkpoints.restore(training.programs.restored())
-        if found is None:
-            raise RunError(f"{directory} has no checkpoint yet; train longer, or lower checkpoint_every.")
-        step, state, _ = found
+    with restored(directory) as (training, step, state):
         scores = training.evaluate(state)
-    finally:
-        training.feed.close()
-        checkpoints.close()
     return {"step": step, "test_accuracy": scores["accuracy"], "test_loss": scores["loss"], "run_dir": str(directory)}
