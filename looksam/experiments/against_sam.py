@@ -201,5 +201,5 @@ def notes(study: Study, seeds: int) -> list[str]:
 
 
 def _grid(grid: Sequence[Mapping[str, Any]]) -> str:
-    letters = {"learning_rate": "rate", "rho": "ρ", "alpha": "α"}
+    letters = {"learning_rate": "rate", "of_base": "rate of base ×", "rho": "ρ", "alpha": "α"}
     return ", ".join(" ".join(f"{letters[name]} {value:g}" for name, value in setting.items()) for setting in grid)

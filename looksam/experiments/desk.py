@@ -54,6 +54,7 @@ VIT = Recipe(
 
 LAMB = VIT.replace(optimizer="lamb", schedule="linear", epochs=40)
 WARM_UP_EPOCHS = 2
+RATES_OF_BASE = (1.0, 1 / 3)  # what the other methods try, of the learning rate that the base optimizer picks
 
 
 def _rates(*rates: float) -> list[dict[str, Any]]:
@@ -61,32 +62,33 @@ def _rates(*rates: float) -> list[dict[str, Any]]:
 
 
 def _radii(*radii: float) -> list[dict[str, Any]]:
-    return [{"rho": rho} for rho in radii]
+    return [{"of_base": share, "rho": rho} for share in RATES_OF_BASE for rho in radii]
 
 
-def _pairs(radii: tuple[float, ...], strengths: tuple[float, ...]) -> list[dict[str, Any]]:
-    return [{"rho": rho, "alpha": alpha} for rho in radii for alpha in strengths]
+def _strengths(rho: float, *strengths: float) -> list[dict[str, Any]]:
+    """LookSAM depends more on α than on ρ: α ‖g‖/‖g_v‖ takes out the length of g_v."""
+    return [{"of_base": share, "rho": rho, "alpha": alpha} for share in RATES_OF_BASE for alpha in strengths]
 
 
 RESNET_GRIDS = {
     "base": _rates(0.05, 0.1, 0.2, 0.3, 0.4, 0.6),
-    "sam": _radii(0.05, 0.1, 0.15, 0.2, 0.3, 0.4),
-    "sam_k": _radii(0.05, 0.1, 0.2, 0.4, 0.8, 1.6),
-    "look_sam": _pairs((0.1, 0.3), (0.1, 0.3, 0.5)),
+    "sam": _radii(0.1, 0.2, 0.4),
+    "sam_k": _radii(0.2, 0.4, 0.8),
+    "look_sam": _strengths(0.3, 0.1, 0.3, 0.5),
 }
 VIT_GRIDS = {
     "base": _rates(0.001, 0.002, 0.003, 0.004, 0.006, 0.008),
-    "sam": _radii(0.1, 0.2, 0.4, 0.6, 0.8, 1.2),
-    "sam_k": _radii(0.1, 0.2, 0.4, 0.8, 1.6, 3.2),
-    "look_sam": _pairs((0.2, 0.8), (0.1, 0.3, 0.5)),
+    "sam": _radii(0.2, 0.4, 0.8),
+    "sam_k": _radii(0.4, 0.8, 1.6),
+    "look_sam": _strengths(0.4, 0.1, 0.3, 0.5),
 }
 LAMB_GRIDS = {
     "base": _rates(0.01, 0.02, 0.04, 0.06),
-    "sam": _radii(0.2, 0.4, 0.8, 1.6),
-    "look_sam": _pairs((0.2, 0.8), (0.1, 0.3)),
-    "look_layer_sam:normalized": _pairs((0.2, 0.8), (0.1, 0.3)),
-    "look_layer_sam:literal": _pairs((0.003, 0.03), (0.1, 0.3)),
-    "look_layer_sam:adaptive": _pairs((0.02, 0.1), (0.1, 0.3)),
+    "sam": _radii(0.4, 0.8),
+    "look_sam": _strengths(0.4, 0.1, 0.3),
+    "look_layer_sam:normalized": _strengths(0.4, 0.1, 0.3),
+    "look_layer_sam:literal": _strengths(0.01, 0.1, 0.3),
+    "look_layer_sam:adaptive": _strengths(0.05, 0.1, 0.3),
 }
 
 

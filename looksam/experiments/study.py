@@ -1,9 +1,10 @@
 """Methods on one recipe, each tuned with equal effort on held-out images, then trained on fresh seeds.
 
-Every method tries the same number of settings. The base optimizer spends them on the learning rate; the others keep
-the rate it picks, and spend theirs on ρ, or on ρ and α. A setting's score is the mean accuracy on the held-out images
-over the tuning seeds, at the end of training. The runs that are reported have other seeds, train on the same images
-as the tuning runs, and read the test set once, at the end. What is picked at k = 5 is kept for other k.
+Every method tries the same number of settings. The base optimizer spends them on the learning rate; the others try the
+rate it picks and a third of it, since sharp steps need smaller ones, with several ρ or α. A setting's score is the mean
+accuracy on the held-out images over the tuning seeds, at the end of training. The runs that are reported have other
+seeds, train on the same images as the tuning runs, and read the test set once, at the end. What is picked at k = 5 is
+kept for other k.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,9 +30,15 @@ class Study:
 
     def tuning(self, store: Store, method: str) -> list[list[Task]]:
         """For each setting of a method's grid, its runs."""
-        shared = self.recipe.replace(**(self._rate(store) if method != "base" else {}))
-        recipes = [shared.replace(**name_of(method), **setting) for setting in self.grids[method]]
+        recipes = [self.recipe.replace(**name_of(method), **setting) for setting in self.settings(store, method)]
         return [[Task("tune", recipe.replace(seed=seed)) for seed in TUNING_SEEDS] for recipe in recipes]
+
+    def settings(self, store: Store, method: str) -> list[Settings]:
+        """The grid of a method, with the learning rates that follow from the base optimizer's pick."""
+        if method == "base":
+            return list(self.grids["base"])
+        rate = self.pick(store, "base")["learning_rate"]
+        return [_at_rate(setting, rate) for setting in self.grids[method]]
 
     def scores(self, store: Store, method: str) -> list[float] | None:
         """The mean held-out accuracy of each setting; None until all are there."""
@@ -44,20 +51,22 @@ class Study:
     def pick(self, store: Store, method: str) -> Settings:
         """The setting with the best score; the first of its grid while that is not known."""
         scores = self.scores(store, method)
-        return self.grids[method][int(np.argmax(scores)) if scores else 0]
+        return self.settings(store, method)[int(np.argmax(scores)) if scores else 0]
 
     def tuned(self, store: Store, method: str, **changes: Any) -> Recipe:
         """The recipe of a method at its pick, with changes that were not tuned for, such as k."""
-        recipe = self.recipe.replace(**self._rate(store)).replace(**name_of(method), **self.pick(store, method))
-        return recipe.replace(**changes)
+        return self.recipe.replace(**name_of(method), **self.pick(store, method)).replace(**changes)
 
     def stages(self, store: Store, methods: Sequence[str]) -> Iterator[list[Task]]:
         """The tuning runs: first the base optimizer's, on which the others rest."""
         yield [task for tasks in self.tuning(store, "base") for task in tasks]
         yield [task for name in methods if name != "base" for tasks in self.tuning(store, name) for task in tasks]
 
-    def _rate(self, store: Store) -> Settings:
-        return self.pick(store, "base")
+
+def _at_rate(setting: Settings, rate: float) -> Settings:
+    """``of_base``, a share of the base's rate, becomes a learning rate."""
+    rest = {name: value for name, value in setting.items() if name != "of_base"}
+    return rest | {"learning_rate": float(f"{rate * setting['of_base']:.4g}")}
 
 
 def name_of(method: str) -> Settings:
