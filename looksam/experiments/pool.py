@@ -7,7 +7,6 @@ import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
-import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,17 +18,17 @@ from looksam.experiments.store import Record
 from looksam.experiments.task import Task
 from looksam.experiments.work import program, records
 from looksam.train.errors import RunError
+from looksam.train.recipe import Recipe
 
 Done = Callable[[Task, Record], None]
 
 
-def run_all(tasks: Sequence[Task], workers: int, done: Done) -> None:
-    """Do all tasks; ``done`` is called here, in the calling process, for one at a time."""
-    with tempfile.TemporaryDirectory(prefix="looksam-programs-") as programs:
-        _run_all(_jobs(tasks), workers, done, programs)
+def run_all(tasks: Sequence[Task], workers: int, done: Done, programs: str) -> None:
+    """Do all tasks; ``done`` is called here, in the calling process, for one at a time.
 
-
-def _run_all(jobs: list[list[Task]], workers: int, done: Done, programs: str) -> None:
+    ``programs`` is a folder for what is compiled, so that no process compiles what another one has.
+    """
+    jobs = _jobs(tasks)
     context = multiprocessing.get_context("spawn")  # JAX must not be forked
     started = [_Worker(context, programs, i) for i in range(min(workers, len(jobs)))]
     try:
@@ -48,13 +47,21 @@ def _run_all(jobs: list[list[Task]], workers: int, done: Done, programs: str) ->
 
 
 def _jobs(tasks: Sequence[Task]) -> list[list[Task]]:
-    """Tasks that share their programs together, the longest first, so that no process is left with it at the end."""
+    """Tasks that share their data and programs together, the longest first, so that none is left at the end.
+
+    Columns differ in their labels alone: the second of two comes when the first has compiled its programs.
+    """
 
     def name(task: Task) -> str:
         return repr(program(task))
 
     grouped = [list(group) for _, group in itertools.groupby(sorted(tasks, key=name), key=name)]
-    return sorted(grouped, key=lambda group: -sum(map(cost, group)))
+    grouped.sort(key=lambda group: -sum(map(cost, group)))
+    first: dict[Recipe, list[Task]] = {}
+    for group in grouped:
+        first.setdefault(program(group[0])[1].replace(label_noise=0.0), group)
+    firsts = list(first.values())
+    return firsts + [group for group in grouped if group not in firsts]
 
 
 class _Worker:

@@ -1,6 +1,7 @@
 """Run what experiments ask for, until nothing is missing."""
 
 import datetime
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -28,19 +29,19 @@ def fill(
     say: Say = print,
 ) -> None:
     """Train every cell that is missing. What is finished is kept, so that an interrupted call goes on."""
-    progress = _Progress(say)
-    while True:
-        ready, later = missing(store, experiments, seeds)
-        if not ready:
-            return
-        progress.plan([*ready, *later])
-        source = made_by()
+    progress, source = _Progress(say), made_by()
 
-        def done(task: Task, record: Record) -> None:
-            store.add(task, record | source)  # noqa: B023 - of this round
-            progress.done(task, record)
+    def done(task: Task, record: Record) -> None:
+        store.add(task, record | source)
+        progress.done(task, record)
 
-        run_all([with_data_dir(task, data_dir, download) for task in ready], workers, done)
+    with tempfile.TemporaryDirectory(prefix="looksam-programs-") as programs:
+        while True:
+            ready, later = missing(store, experiments, seeds)
+            if not ready:
+                return
+            progress.plan([*ready, *later])
+            run_all([with_data_dir(task, data_dir, download) for task in ready], workers, done, programs)
 
 
 def missing(store: Store, experiments: Sequence[Stages], seeds: int) -> tuple[list[Task], list[Task]]:

@@ -19,7 +19,7 @@ from looksam.train.recipe import Recipe
 from looksam.train.setup import Training
 
 STEPS = 5  # a round, of methods without a cycle
-ROUNDS = 8
+ROUNDS = 6
 IMAGES = 512
 
 VIT = Recipe(
