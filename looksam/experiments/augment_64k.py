@@ -21,7 +21,7 @@ FULL = (
     *(f"vit_b16-lamb-{batch}-{method}" for batch in full.BATCHES for method in ("base", "look_layer_sam")),
     *full.RECIPES,
 )
-BATCHES = {200: 32768, 400: 65536}  # of ours, with the paper's that they stand for
+BATCHES = {50: 32768, 400: 65536}  # of ours, with the paper's that they stand for
 RANDAUGMENT = full.AUGMENTED["randaugment"]
 ROWS = {
     "LAMB": ("base", {}, {"method": "lamb", "randaug": "no", "mixup": "no"}),

@@ -8,7 +8,7 @@ from looksam.experiments.study import Study, seeds_of
 from looksam.experiments.task import Task
 from looksam.train.recipe import Recipe
 
-BATCHES = (50, 200, 400)  # 24, 6 and 3 steps an epoch
+BATCHES = (50, 400)  # 24 and 3 steps an epoch
 SCALINGS = ("normalized", "literal", "adaptive")
 LAYER = "look_layer_sam:normalized"  # the default reading
 METHODS = ("base", "sam", "look_sam", *(f"look_layer_sam:{scaling}" for scaling in SCALINGS))

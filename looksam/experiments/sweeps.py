@@ -13,7 +13,7 @@ from looksam.recipes import paper
 from looksam.report.section import Entry, Figure, Section, Series, Table, Value
 from looksam.train.recipe import Recipe
 
-BATCHES = {200: 16384, 400: 32768}  # of ours, with the paper's that they stand for
+BATCHES = {50: 16384, 400: 32768}  # of ours, with the paper's that they stand for
 
 
 class Point(NamedTuple):
