@@ -67,7 +67,7 @@ def _names(arguments: argparse.Namespace) -> tuple[str, ...]:
     Recipe(mesh=arguments.mesh)  # says what is wrong with it
     for name in arguments.ids:
         if name not in IDS:
-            raise ValueError(f"experiment {name!r} is unknown{nearest(name, list(IDS))}.")
+            raise ValueError(f"experiment {name!r} is unknown{nearest(name, list(IDS))}")
     if arguments.all == bool(arguments.ids):
         raise ValueError(f"name experiments, or pass --all; there are {', '.join(IDS)}.")
     for option in ("seeds", "workers", "microbatch"):

@@ -36,13 +36,14 @@ def _studies() -> dict[tuple[str, str], Study]:
 
 
 def section(store: Store, seeds: int) -> Section:
-    terms = ("bound", "worst loss", "slack", "weights", "confidence", "constant")
-    header = ("model", "column", "method", *terms, "‖w‖", "parameters")
+    names = ("bound", "worst loss", "slack", "weights", "confidence", "constant")
+    header = ("model", "column", "method", *names, "‖w‖", "parameters")
     lines: list[tuple[Entry, ...]] = []
     for (model, column), study in _studies().items():
-        recipes = variants.rows(study, store)
+        recipes, parameters = variants.rows(study, store), _parameters(study.recipe)
         for row in ROWS:
-            lines.append((model, column, display(row, recipes[row].optimizer), *_bound(recipes[row], store, seeds)))
+            terms = _bound(recipes[row], parameters, store, seeds)
+            lines.append((model, column, display(row, recipes[row].optimizer), *terms))
     slacks = [entry.value for line in lines if isinstance(entry := line[5], Value)]
     apart = f"{min(slacks):.1f} to {max(slacks):.1f}" if slacks else "not finite"
     return Section(
@@ -65,8 +66,8 @@ def section(store: Store, seeds: int) -> Section:
     )
 
 
-def _bound(recipe: Recipe, store: Store, seeds: int) -> list[Entry]:
-    records, parameters = found(store, recipe, seeds), _parameters(recipe)
+def _bound(recipe: Recipe, parameters: int, store: Store, seeds: int) -> list[Entry]:
+    records = found(store, recipe, seeds)
     if any(record[name] is None for record in records for name in MEASURED):  # a run that was lost has no bound
         return [*[None] * 7, f"{parameters:,}"]
     bounds = [

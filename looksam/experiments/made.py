@@ -24,7 +24,8 @@ def commit() -> str:
 
 def _git(*arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", *arguments], cwd=PACKAGE, capture_output=True, text=True, check=True, timeout=10)
+        command = ["git", "--no-optional-locks", *arguments]  # reads, and leaves the index to whoever works there
+        done = subprocess.run(command, cwd=PACKAGE, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

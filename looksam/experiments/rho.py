@@ -14,14 +14,17 @@ TITLE = "Sensitivity to ρ"
 QUESTION = "How much does the accuracy of Look-LayerSAM depend on ρ, the radius of the ball?"
 FULL = tuple(f"vit_b16-lamb-{batch}-look_layer_sam" for batch in sweeps.BATCHES.values())
 FULL_SETTINGS = tuple({"rho": rho} for rho in (0.5, 0.8, 1.0, 1.2))
-NOTE = "The paper's optimum is ρ = 1; ours is the tuned ρ of each cell, and the other values the same multiples of it."
+NOTE = (
+    "The desk recipe's ρ stands where the paper's optimum, ρ = 1, does, and the other values are the same multiples of "
+    "it. Rate and α are as tuned."
+)
 
 
 def _point(factor: float) -> sweeps.Point:
     def move(recipe: Recipe) -> Recipe:
         return recipe.replace(rho=round(recipe.rho * factor, 6))
 
-    return sweeps.Point(f"{factor:g} × the tuned ρ", f"{factor:.1f}", factor, move)
+    return sweeps.Point(f"{factor:g} × ρ", f"{factor:.1f}", factor, move)
 
 
 def full_score(recipe: Recipe) -> float | None:
@@ -37,4 +40,4 @@ def stages(store: Store, seeds: int) -> Iterator[list[Task]]:
 
 
 def section(store: Store, seeds: int) -> Section:
-    return sweeps.section(NAME, TITLE, QUESTION, "ρ over the tuned ρ", POINTS, store, seeds, NOTE)
+    return sweeps.section(NAME, TITLE, QUESTION, "ρ, of the desk recipe's", POINTS, store, seeds, NOTE)

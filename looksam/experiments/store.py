@@ -16,6 +16,7 @@ class Store:
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
         self._read = functools.cache(self._read_file)
+        self.final: dict[Any, Any] = {}  # what others reckoned from records that are complete: it cannot change
 
     def get(self, task: Task) -> Record | None:
         return self._read(task.key)["runs"].get(str(task.recipe.seed))

@@ -41,12 +41,17 @@ class Study:
         return [_at_rate(setting, rate) for setting in self.grids[method]]
 
     def scores(self, store: Store, method: str) -> list[float] | None:
-        """The mean held-out accuracy of each setting; None until all are there."""
-        runs = self.tuning(store, method)
-        found = [[store.get(task) for task in tasks] for tasks in runs]
-        if any(record is None for records in found for record in records):
-            return None
-        return [float(np.mean([r["validation_accuracy"][-1] for r in records if r])) for records in found]
+        """The mean held-out accuracy of each setting; None until all are there, and the base's, on which they rest."""
+        name = self.recipe, method, repr(self.grids)
+        if name not in store.final:
+            if method != "base" and self.scores(store, "base") is None:
+                return None
+            found = [[store.get(task) for task in tasks] for tasks in self.tuning(store, method)]
+            if any(record is None for records in found for record in records):
+                return None
+            means = [np.mean([r["validation_accuracy"][-1] for r in records if r]) for records in found]
+            store.final[name] = [float(mean) for mean in means]
+        return store.final[name]
 
     def pick(self, store: Store, method: str) -> Settings:
         """The setting with the best score; the first of its grid while that is not known."""

@@ -29,7 +29,7 @@ class Task:
 
 def settings(recipe: Recipe) -> dict[str, Any]:
     """What decides the numbers of a run, all but its seed."""
-    return {name: value for name, value in recipe.to_dict().items() if name not in APART}
+    return {name: value for name, value in vars(recipe).items() if name not in APART}
 
 
 def digest(recipe: Recipe) -> str:
