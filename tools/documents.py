@@ -5,6 +5,7 @@
 Each table stands between two comments that name where its numbers come from. Tests hold the documents to this.
 """
 
+import csv
 import json
 import pathlib
 import re
@@ -46,6 +47,29 @@ def experiment(name: str) -> str:
     return re.sub(r"\]\(([\w.-]+\.svg)\)", rf"](../results/{name}/\1)", text)
 
 
+def both_models() -> str:
+    """The rows that the tables of the ResNet and of the ViT share, with what a step costs."""
+    resnet, vit = (_rows(f"results/{name}/table-1.csv") for name in ("cifar100", "vit"))
+    columns = ("clean labels, test %", "30 % random labels, test %")
+    header = ("", "ResNet, clean", "30 % random labels", "ViT, clean", "30 % random labels")
+    lines = [f"| {' | '.join([*header, 'time of base, ViT', 'paper: ViT-B-16'])} |", "|---" * 7 + "|"]
+    for ours, theirs in zip(resnet, vit, strict=True):
+        scores = [
+            f"{float(row[name]):.2f} ± {float(row[f'{name}, standard error']):.2f}"
+            for row in (ours, theirs)
+            for name in columns
+        ]
+        paper = theirs["paper: time of base, ViT-B-16 [×]"]
+        times = [f"{float(text):.2f}×" if text else "–" for text in (theirs["time of base [×]"], paper)]
+        name = "base" if ours["method"] != theirs["method"] else ours["method"]
+        lines.append(f"| {' | '.join([name, *scores, *times])} |")
+    return "\n".join(lines)
+
+
+def _rows(path: str) -> list[dict[str, str]]:
+    return list(csv.DictReader((ROOT / path).read_text().splitlines()))
+
+
 def tables() -> dict[str, str]:
     """The text between the comments, by the file its numbers are in."""
     comparisons = _stored("results/digits/results.json").values()
@@ -55,6 +79,7 @@ def tables() -> dict[str, str]:
         "results/benchmarks/scale.json": scale_table(_stored("results/benchmarks/scale.json")),
         "results/benchmarks/rules.json": markdown(_stored("results/benchmarks/rules.json")),
         "results/benchmarks/torch_rules.json": markdown(_stored("results/benchmarks/torch_rules.json")),
+        "results/vit/table-1.csv": both_models(),
         **{f"results/{name}/report.md": experiment(name) for name in IDS},
     }
 
@@ -67,7 +92,8 @@ def filled(text: str) -> str:
     return text
 
 
-DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("maths", "pytorch", "results", "scale", "training"))]
+GUIDES = ("maths", "pytorch", "results", "scale", "training")
+DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in GUIDES)]
 
 if __name__ == "__main__":
     for document in DOCUMENTS:

@@ -1,11 +1,13 @@
 """``looksam reproduce``: the paper's tables and figures."""
 
 import argparse
+import json
 import pathlib
 
 from looksam.cli.errors import SIGNALLED, usage
 from looksam.cli.output import say
 from looksam.cli.parser import Parser
+from looksam.cli.train import add_processes, meeting
 
 NAME = "reproduce"
 HELP = "every table and figure of the paper, at desk scale or in full"
@@ -50,6 +52,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--mesh", default="auto", help="full: devices, like data=8 (auto: all)")
     parser.add_argument("--microbatch", type=int, metavar="N", help="full: images worked at a time")
     parser.add_argument("--out", default="results", metavar="DIR", help="folder of the results (results)")
+    add_processes(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -96,17 +99,22 @@ def _full(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
     from looksam.experiments import full
     from looksam.experiments.registry import EXPERIMENTS
     from looksam.report.text import section_markdown, section_text
+    from looksam.train import processes
 
     spread = {name: getattr(arguments, name) for name in ("mesh", "microbatch", "data_dir", "download")}
-    for name in _with_recipes(names):
-        folder = pathlib.Path(arguments.out) / name
-        folder.mkdir(parents=True, exist_ok=True)  # before any time is spent
-        try:
-            section = full.train(EXPERIMENTS[name], arguments.seeds or 1, folder, say, **spread)
-        except full.Stopped as stop:
-            return SIGNALLED + stop.signal
-        (folder / "full.md").write_text(section_markdown(section))
-        print(section_text(section), flush=True)
+    settings = meeting(arguments)
+    with processes.joined(settings and processes.Meeting(*settings)):
+        for name in _with_recipes(names):
+            folder = pathlib.Path(arguments.out) / name
+            folder.mkdir(parents=True, exist_ok=True)  # before any time is spent
+            try:
+                section, scores = full.train(EXPERIMENTS[name], arguments.seeds or 1, folder, say, **spread)
+            except full.Stopped as stop:
+                return SIGNALLED + stop.signal
+            if processes.first():
+                (folder / "full.json").write_text(json.dumps(scores) + "\n")
+                (folder / "full.md").write_text(section_markdown(section))
+                print(section_text(section), flush=True)
     return 0
 
 

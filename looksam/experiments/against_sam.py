@@ -196,7 +196,7 @@ def notes(study: Study, seeds: int) -> list[str]:
         RULE,
         f"Each method tried {tried} settings on {len(TUNING_SEEDS)} seeds, scored on held-out training images "
         f"({grids}). The reported runs have {seeds} other seeds; the test set was read once, at their end. "
-        "± is one standard error.",
+        "± is one standard error. LookSAM's ρ is fixed: its settings go to α, on which it depends more.",
     ]
 
 

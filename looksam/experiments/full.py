@@ -1,6 +1,5 @@
 """Full scale: the paper's recipes, unchanged. They are trained where the hardware is, or compiled and reckoned."""
 
-import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -55,8 +54,13 @@ def planned(experiment: Experiment, **changes: Any) -> dict[str, Recipe]:
     return dict(best.values())
 
 
-def train(experiment: Experiment, seeds: int, out: pathlib.Path, say: Callable[[str], None], **changes: Any) -> Section:
-    """Train every recipe on every seed: runs of `looksam train` with checkpoints, which go on by themselves."""
+def train(
+    experiment: Experiment, seeds: int, out: pathlib.Path, say: Callable[[str], None], **changes: Any
+) -> tuple[Section, dict[str, Any]]:
+    """Train every recipe on every seed: runs of `looksam train` with checkpoints, which go on by themselves.
+
+    What came out for people, and as numbers.
+    """
     rows: list[tuple[Entry, ...]] = []
     scores: dict[str, list[float]] = {}
     for name, (recipe, score) in full_recipes(experiment, **changes).items():
@@ -65,10 +69,10 @@ def train(experiment: Experiment, seeds: int, out: pathlib.Path, say: Callable[[
         paper = None if score is None else Value(score, digits=1)
         rows.append((name, Value(float(np.mean(scores[name])), error), paper))
     source = made_by() | {"scale": "full", "seeds": seeds}
-    (out / "full.json").write_text(json.dumps(source | {"test_accuracy": scores}) + "\n")
     table = Table("Test accuracy in %", ("recipe", "ours", "paper"), rows)
     about = {name: value for name, value in source.items() if name != "versions"}
-    return Section(experiment.NAME, experiment.TITLE, experiment.QUESTION, (), [table], source=about)
+    section = Section(experiment.NAME, experiment.TITLE, experiment.QUESTION, (), [table], source=about)
+    return section, source | {"test_accuracy": scores}
 
 
 def _run(name: str, recipe: Recipe, folder: pathlib.Path, say: Callable[[str], None]) -> float:

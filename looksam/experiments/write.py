@@ -16,7 +16,8 @@ INTRO = (
     "Every table and figure of the paper, asked again on two CPU cores: small models of the same code on real images, "
     "with the paper's numbers beside ours. Accuracies do not compare with the paper's in height; orderings, gains and "
     "ratios do.",
-    "± is one standard error over seeds. Where the paper's ordering does not show, the text says so.",
+    "± is one standard error over seeds. Where a gain or an ordering of the paper does not show, or lies within the "
+    "noise, the text says so.",
 )
 
 

@@ -162,7 +162,7 @@ def _check_type(name: str, value: Any, wanted: Any) -> None:
 
 def _known(what: str, name: str, names: list[str]) -> None:
     if name not in names:
-        raise ValueError(f"{what} {name!r} is unknown{nearest(name, names)}.")
+        raise ValueError(f"{what} {name!r} is unknown{nearest(name, names)}")
 
 
 def _at_least(name: str, value: float | None, least: float) -> None:
