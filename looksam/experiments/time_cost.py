@@ -52,7 +52,7 @@ def section(store: Store, seeds: int) -> Section:
         [Table("Time a step, in one interleaved run, and FLOPs of the compiled programs", header, lines)],
         (),
         [
-            "A ViT of width 128, depth 4 and patch 4 on 32² images at batch 32: large enough that a step is work and "
+            "A ViT of width 128, depth 4 and patch 4 on 32² images at batch 16: large enough that a step is work and "
             f"not overhead. Medians over {timing.ROUNDS} rounds of whole cycles. `looksam plan` reckons with the full "
             "recipes.",
         ],

@@ -15,19 +15,20 @@ import numpy as np
 
 from looksam.data import Dataset, Images
 from looksam.experiments.store import Store
+from looksam.train.optimizers import make_rule
 from looksam.train.recipe import Recipe
 from looksam.train.setup import Training
 
-STEPS = 5  # a round, of methods without a cycle
+STEPS = 10  # a round, of methods without a cycle
 ROUNDS = 6
 IMAGES = 512
 
 VIT = Recipe(
-    dataset="cifar100", mesh="data=1", model="vit", patch=4, width=128, depth=4, heads=4, batch_size=32, epochs=10
+    dataset="cifar100", mesh="data=1", model="vit", patch=4, width=128, depth=4, heads=4, batch_size=16, epochs=10
 )
 TIMED: dict[str, Recipe] = {
     "vit": VIT.replace(optimizer="adamw", learning_rate=1e-3, weight_decay=0.1, decay_all=False, clip_norm=1.0),
-    "resnet": Recipe(dataset="cifar100", mesh="data=1", model="resnet_small", batch_size=32, epochs=10),
+    "resnet": Recipe(dataset="cifar100", mesh="data=1", model="resnet_small", batch_size=16, epochs=10),
     "lamb": VIT.replace(optimizer="lamb", learning_rate=1e-2, weight_decay=0.1, decay_all=False, clip_norm=1.0),
 }
 METHODS: dict[str, list[tuple[str, int]]] = {
@@ -60,7 +61,7 @@ def flop_ratio(recipe: Recipe) -> float:
     from looksam.plan.estimate import mixture
 
     shares = mixture(recipe.method, recipe.k)[recipe.method]
-    recipe = recipe.replace(k=min(recipe.k, 2))  # which steps refresh is in no program, but for k = 1
+    recipe = recipe.replace(k=min(recipe.k, 2))  # as in _training
     flops = sum(share * _flops(recipe, program) for program, share in shares.items())
     return round(flops / _flops(recipe.replace(method="base", k=2), "base"), 4)
 
@@ -99,7 +100,7 @@ class _Clock:
     """One method's training, timed a cycle at a time."""
 
     def __init__(self, recipe: Recipe) -> None:
-        self.training = Training(recipe, _noise())
+        self.training, self.rule = _training(recipe.replace(k=min(recipe.k, 2))), make_rule(recipe)
         self.state, self.i = self.training.init(), 0
         self.steps = recipe.k if recipe.method in ("sam_k", "look_sam", "look_layer_sam") and recipe.k > 1 else STEPS
 
@@ -107,10 +108,18 @@ class _Clock:
         """Seconds a step."""
         began = time.perf_counter()
         for _ in range(self.steps):
-            self.state, _ = self.training.step(self.state, self.i)
+            refresh = self.rule.refreshes(self.i) if self.rule else None
+            batch = self.training.feed.arguments(self.i)
+            self.state, _ = self.training.programs.step(self.state, refresh, *batch)
             self.i += 1
         jax.block_until_ready(self.state)
         return (time.perf_counter() - began) / self.steps
+
+
+@functools.cache
+def _training(recipe: Recipe) -> Training:
+    """Shared by all k: which steps refresh is in no program, but for k = 1."""
+    return Training(recipe, _noise())
 
 
 def _noise() -> Dataset:
