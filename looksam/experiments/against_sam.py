@@ -202,4 +202,4 @@ def notes(study: Study, seeds: int) -> list[str]:
 
 def _grid(grid: Sequence[Mapping[str, Any]]) -> str:
     letters = {"learning_rate": "rate", "of_base": "rate of base ×", "rho": "ρ", "alpha": "α"}
-    return ", ".join(" ".join(f"{letters[name]} {value:g}" for name, value in setting.items()) for setting in grid)
+    return ", ".join(" ".join(f"{letters[name]} {value:.3g}" for name, value in setting.items()) for setting in grid)
