@@ -8,6 +8,7 @@ import numpy as np
 
 from looksam.compare.sweep import curve_epochs
 from looksam.experiments import timing, variants
+from looksam.experiments.entries import spread
 from looksam.experiments.naming import display, style
 from looksam.experiments.significance import RULE, difference, share_kept, significant
 from looksam.experiments.store import Record, Store
@@ -46,11 +47,6 @@ def section(
         picks_table(studies, store, seeds),
     ]
     return Section(name, title, question, sentences, tables, figures, notes(next(iter(studies.values())), seeds))
-
-
-def spread(values: Sequence[float], digits: int = 2) -> Value:
-    """Mean and standard error over seeds."""
-    return Value(float(np.mean(values)), float(np.std(values, ddof=1) / np.sqrt(len(values))), digits)
 
 
 def numbers(records: Sequence[Record], name: str) -> list[float]:

@@ -4,14 +4,14 @@ import itertools
 from collections.abc import Iterator
 
 from looksam.experiments import lamb
-from looksam.experiments.against_sam import spread
+from looksam.experiments.entries import printed, spread
 from looksam.experiments.significance import RULE, difference, significant
 from looksam.experiments.store import Store
 from looksam.experiments.study import accuracies
 from looksam.experiments.task import Task
 from looksam.recipes import augment_64k as full
 from looksam.recipes import paper
-from looksam.report.section import Entry, Section, Table, Value
+from looksam.report.section import Entry, Section, Table
 from looksam.train.recipe import Recipe
 
 NAME = "augment-64k"
@@ -58,7 +58,7 @@ def section(store: Store, seeds: int) -> Section:
     lines: list[tuple[Entry, ...]] = []
     for row, (_, _, where) in ROWS.items():
         theirs = [paper.number("augment_64k", str(batch), **where) for batch in BATCHES.values()]
-        numbers = [None if number is None else Value(number, digits=1) for number in theirs]
+        numbers = [printed(number) for number in theirs]
         lines.append((row, *(spread(here[row]) for here in scores.values()), *numbers))
     epochs = next(iter(cells.values()))["LAMB"].epochs
     return Section(

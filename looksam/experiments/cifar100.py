@@ -4,12 +4,13 @@ import functools
 from collections.abc import Iterator
 
 from looksam.experiments import against_sam, desk, variants
+from looksam.experiments.entries import printed
 from looksam.experiments.store import Store
 from looksam.experiments.study import Study
 from looksam.experiments.task import Task
 from looksam.recipes import cifar100 as full
 from looksam.recipes import paper
-from looksam.report.section import Entry, Section, Value
+from looksam.report.section import Entry, Section
 
 NAME = "cifar100"
 TITLE = "Accuracy on CIFAR-100"
@@ -41,5 +42,4 @@ def section(store: Store, seeds: int) -> Section:
 
 
 def _paper(row: str, model: str) -> Entry:
-    number = paper.number("cifar100", {"base": "sgd_m"}.get(row, row), model=model)
-    return None if number is None else Value(number, digits=1)
+    return printed(paper.number("cifar100", {"base": "sgd_m"}.get(row, row), model=model))

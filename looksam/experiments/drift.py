@@ -6,9 +6,10 @@ import numpy as np
 
 from looksam.compare.sweep import curve_epochs
 from looksam.experiments import vit
-from looksam.experiments.against_sam import spread
 from looksam.experiments.drifting import LAG, NAMES
+from looksam.experiments.entries import spread
 from looksam.experiments.store import Store
+from looksam.experiments.study import tuning_stages
 from looksam.experiments.task import Task
 from looksam.experiments.work import CURVE_POINTS
 from looksam.report.section import Entry, Figure, Section, Series, Table
@@ -36,8 +37,7 @@ def _tasks(recipe: Recipe, seeds: int) -> list[Task]:
 
 
 def stages(store: Store, seeds: int) -> Iterator[list[Task]]:
-    for parts in zip(*(study.stages(store, ("base", "sam")) for study in vit.studies().values()), strict=True):
-        yield [task for part in parts for task in part]
+    yield from tuning_stages(vit.studies().values(), store, ("base", "sam"))
     yield [task for recipe in recipes(store).values() for task in _tasks(recipe, seeds)]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from looksam import recipes
+from looksam.experiments.entries import printed
 from looksam.experiments.made import made_by
 from looksam.experiments.registry import Experiment
 from looksam.report.section import Entry, Section, Table, Value
@@ -66,8 +67,7 @@ def train(
     for name, (recipe, score) in full_recipes(experiment, **changes).items():
         scores[name] = [_run(name, recipe.replace(seed=seed), out / "runs", say) for seed in range(seeds)]
         error = float(np.std(scores[name], ddof=1) / np.sqrt(seeds)) if seeds > 1 else None
-        paper = None if score is None else Value(score, digits=1)
-        rows.append((name, Value(float(np.mean(scores[name])), error), paper))
+        rows.append((name, Value(float(np.mean(scores[name])), error), printed(score)))
     source = made_by() | {"scale": "full", "seeds": seeds}
     table = Table("Test accuracy in %", ("recipe", "ours", "paper"), rows)
     about = {name: value for name, value in source.items() if name != "versions"}

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from looksam.experiments import desk
 from looksam.experiments.store import Store
-from looksam.experiments.study import Study, seeds_of
+from looksam.experiments.study import Study, seeds_of, tuning_stages
 from looksam.experiments.task import Task
 from looksam.train.recipe import Recipe
 
@@ -20,8 +20,7 @@ def studies(batches: Sequence[int] = BATCHES) -> dict[tuple[str, int], Study]:
 
 
 def tuning(store: Store, batches: Sequence[int], methods: Sequence[str]) -> Iterator[list[Task]]:
-    for parts in zip(*(study.stages(store, methods) for study in studies(batches).values()), strict=True):
-        yield [task for part in parts for task in part]
+    return tuning_stages(studies(batches).values(), store, methods)
 
 
 def reported(recipes: Sequence[Recipe], seeds: int) -> list[Task]:

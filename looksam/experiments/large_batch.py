@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from looksam.experiments import lamb
-from looksam.experiments.against_sam import notes, spread
+from looksam.experiments.against_sam import notes
+from looksam.experiments.entries import printed, spread
 from looksam.experiments.naming import display, style
 from looksam.experiments.significance import difference, significant
 from looksam.experiments.store import Store
@@ -11,7 +12,7 @@ from looksam.experiments.study import accuracies
 from looksam.experiments.task import Task
 from looksam.recipes import large_batch as full
 from looksam.recipes import paper
-from looksam.report.section import Entry, Figure, Section, Series, Table, Value
+from looksam.report.section import Entry, Figure, Section, Series, Table
 from looksam.train.recipe import Recipe
 
 NAME = "large-batch"
@@ -83,7 +84,7 @@ def _table(column: str, scores: Scores) -> Table:
 
 def _paper(method: str, batch: int) -> Entry:
     number = paper.number("large_batch", str(batch), method=ROWS[method]) if method in ROWS else None
-    return None if number is None else Value(number, digits=1)
+    return printed(number)
 
 
 def _picks(cells: Recipes) -> Table:

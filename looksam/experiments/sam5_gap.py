@@ -6,6 +6,7 @@ import numpy as np
 
 from looksam.compare.sweep import curve_epochs
 from looksam.experiments import against_sam, vit
+from looksam.experiments.entries import printed, spread
 from looksam.experiments.naming import display
 from looksam.experiments.significance import RULE, difference, significant
 from looksam.experiments.store import Store
@@ -14,7 +15,7 @@ from looksam.experiments.task import Task
 from looksam.experiments.variants import rows
 from looksam.experiments.work import CURVE_POINTS
 from looksam.recipes import paper
-from looksam.report.section import Entry, Section, Table, Value
+from looksam.report.section import Entry, Section, Table
 from looksam.train.recipe import Recipe
 
 NAME = "sam5-gap"
@@ -57,9 +58,8 @@ def _table(column: str, recipes: dict[str, Recipe], store: Store, seeds: int) ->
     for row in CURVES:
         values = _curve(recipes[row], store, seeds)
         number = paper.number("vit", "top1", model="vit_b16", method={"base": "adamw"}.get(row, row))
-        theirs = None if number is None else Value(number, digits=1)
         lines.append(
-            (display(row, "adamw"), *(against_sam.spread(values[:, i].tolist(), 1) for i in range(len(epochs))), theirs)
+            (display(row, "adamw"), *(spread(values[:, i].tolist(), 1) for i in range(len(epochs))), printed(number))
         )
     return Table(f"Accuracy in % on held-out images, {column}", header, lines)
 

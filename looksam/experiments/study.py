@@ -7,7 +7,7 @@ seeds, train on the same images as the tuning runs, and read the test set once, 
 kept for other k.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,12 @@ class Study:
         """The tuning runs: first the base optimizer's, on which the others rest."""
         yield [task for tasks in self.tuning(store, "base") for task in tasks]
         yield [task for name in methods if name != "base" for tasks in self.tuning(store, name) for task in tasks]
+
+
+def tuning_stages(studies: Iterable[Study], store: Store, methods: Sequence[str]) -> Iterator[list[Task]]:
+    """The tuning runs of several studies, stage by stage together."""
+    for parts in zip(*(study.stages(store, methods) for study in studies), strict=True):
+        yield [task for part in parts for task in part]
 
 
 def _at_rate(setting: Settings, rate: float) -> Settings:

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from looksam.experiments import lamb
-from looksam.experiments.against_sam import spread
+from looksam.experiments.entries import printed, spread
 from looksam.experiments.significance import RULE, difference, significant
 from looksam.experiments.store import Store
 from looksam.experiments.study import accuracies
 from looksam.recipes import paper
-from looksam.report.section import Entry, Figure, Section, Series, Table, Value
+from looksam.report.section import Entry, Figure, Section, Series, Table
 from looksam.train.recipe import Recipe
 
 BATCHES = {50: 16384, 400: 32768}  # of ours, with the paper's that they stand for
@@ -60,8 +60,7 @@ def _paper_titles() -> list[str]:
 
 
 def _paper(table: str, batch: int, point: Point) -> Entry:
-    number = paper.number(table, point.paper, batch=str(batch))
-    return None if number is None else Value(number, digits=1)
+    return printed(paper.number(table, point.paper, batch=str(batch)))
 
 
 def _answer(where: str, points: Sequence[Point], scores: Sequence[Sequence[float]]) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from looksam.experiments import timing
+from looksam.experiments.entries import printed, ratio
 from looksam.experiments.naming import display
 from looksam.experiments.store import Store
 from looksam.experiments.task import Task
@@ -35,7 +36,7 @@ def section(store: Store, seeds: int) -> Section:
         low, middle, high = times[row]
         gradients = {"base": 1.0, "layer_sam": 2.0, "look_layer_sam": 1.2}[row]
         hours = [paper.number("time_hours", str(batch), method=ROWS[row]) for batch in BATCHES]
-        theirs = [None if h is None else Value(h, digits=1) for h in hours]
+        theirs = [printed(h) for h in hours]
         name = {"base": "LAMB", "look_layer_sam": "Look-LayerSAM-5"}.get(row) or display(row)
         ours = Value(middle, digits=2, unit="×"), f"{low:.2f}–{high:.2f}", Value(flops[row], digits=3, unit="×")
         lines.append((name, *ours, Value(gradients, digits=1), *theirs, _ratio(row)))
@@ -61,4 +62,4 @@ def section(store: Store, seeds: int) -> Section:
 
 def _ratio(row: str) -> Entry:
     hours, base = (paper.number("time_hours", "4096", method=ROWS[name]) for name in (row, "base"))
-    return None if hours is None or base is None else Value(hours / base, digits=2, unit="×")
+    return ratio(hours, base)

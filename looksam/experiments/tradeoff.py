@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from looksam.experiments import timing, vit
-from looksam.experiments.against_sam import spread
+from looksam.experiments.entries import printed, ratio, spread
 from looksam.experiments.store import Store
-from looksam.experiments.study import accuracies, seeds_of
+from looksam.experiments.study import accuracies, seeds_of, tuning_stages
 from looksam.experiments.task import Task
 from looksam.recipes import paper
 from looksam.report.section import Entry, Figure, Section, Series, Table, Value
@@ -29,8 +29,7 @@ def recipes(store: Store) -> dict[str, dict[int, Recipe]]:
 
 
 def stages(store: Store, seeds: int) -> Iterator[list[Task]]:
-    for parts in zip(*(study.stages(store, ("base", "look_sam")) for study in vit.studies().values()), strict=True):
-        yield [task for part in parts for task in part]
+    yield from tuning_stages(vit.studies().values(), store, ("base", "look_sam"))
     found = recipes(store)
     yield [task for rows in found.values() for recipe in rows.values() for task in seeds_of(recipe, seeds)]
 
@@ -73,8 +72,7 @@ def _paper(k: int) -> tuple[Entry, Entry]:
     row = _paper_row(k)
     top1 = paper.number("throughput", "top1", model="vit_b16", method=row)
     rate, first = (paper.number("throughput", "images_per_second", model="vit_b16", method=m) for m in (row, "sam"))
-    faster = None if rate is None or first is None else Value(rate / first, digits=2, unit="×")
-    return (None if top1 is None else Value(top1, digits=1)), faster
+    return printed(top1), ratio(rate, first)
 
 
 def _answer(column: str, scores: dict[int, list[float]], speed: dict[int, float]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from looksam.experiments.store import Store
-from looksam.experiments.study import Study, seeds_of
+from looksam.experiments.study import Study, seeds_of, tuning_stages
 from looksam.experiments.task import Task
 from looksam.train.recipe import Recipe
 
@@ -22,6 +22,5 @@ def rows(study: Study, store: Store, periods: Sequence[int] = PERIODS) -> dict[s
 
 def stages(studies: Sequence[Study], store: Store, seeds: int) -> Iterator[list[Task]]:
     """The tuning of all studies, then the runs that are reported."""
-    for parts in zip(*(study.stages(store, METHODS) for study in studies), strict=True):
-        yield [task for part in parts for task in part]
+    yield from tuning_stages(studies, store, METHODS)
     yield [task for study in studies for recipe in rows(study, store).values() for task in seeds_of(recipe, seeds)]

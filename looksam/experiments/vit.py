@@ -4,12 +4,13 @@ import functools
 from collections.abc import Callable, Iterator
 
 from looksam.experiments import against_sam, desk, variants
+from looksam.experiments.entries import printed, ratio
 from looksam.experiments.store import Store
 from looksam.experiments.study import Study
 from looksam.experiments.task import Task
 from looksam.recipes import paper
 from looksam.recipes import vit as full
-from looksam.report.section import Entry, Section, Value
+from looksam.report.section import Entry, Section
 
 NAME = "vit"
 TITLE = "Accuracy and time of Vision Transformers"
@@ -45,12 +46,11 @@ def section(store: Store, seeds: int) -> Section:
 def time_ratio(row: str, model: str = "vit_b16") -> Entry:
     """Seconds an epoch to those of AdamW, in the paper."""
     seconds, base = (_cell(name, model, "seconds_per_epoch") for name in (row, "base"))
-    return None if seconds is None or base is None else Value(seconds / base, digits=2, unit="×")
+    return ratio(seconds, base)
 
 
 def _accuracy(row: str, model: str) -> Entry:
-    number = _cell(row, model, "top1")
-    return None if number is None else Value(number, digits=1)
+    return printed(_cell(row, model, "top1"))
 
 
 def _cell(row: str, model: str, column: str) -> float | None:

@@ -11,6 +11,12 @@ from looksam.experiments.task import settings
 from looksam.report.section import Section
 from looksam.report.text import section_markdown, table_csv
 
+TIMINGS_OF = {
+    "cifar100": ("resnet",),
+    "vit": ("vit",),
+    "time": ("lamb",),
+    "tradeoff": ("vit",),
+}  # which timings an experiment quotes
 TITLE = "LookSAM: the paper's experiments at desk scale"
 INTRO = (
     "Every table and figure of the paper, asked again on two CPU cores: small models of the same code on real images, "
@@ -81,6 +87,3 @@ def texts(section: Section) -> dict[str, str]:
     """The files of a section that are text: what a test holds the stored ones to."""
     tables = {f"table-{i + 1}.csv": table_csv(table) for i, table in enumerate(section.tables)}
     return {"report.md": section_markdown(section)} | tables
-
-
-TIMINGS_OF = {"cifar100": ("resnet",), "vit": ("vit",), "time": ("lamb",), "tradeoff": ("vit",)}
