@@ -1,16 +1,18 @@
 """What a rule costs in PyTorch: time per step as a ratio to the base optimizer, beside another public version.
 
-    python benchmarks/torch_rules.py --json results/benchmarks/torch_rules.json   # everything, about ten minutes
+    python benchmarks/torch_rules.py --json results/benchmarks/torch_rules.json   # everything, most of an hour
     python benchmarks/torch_rules.py --models mlp --rounds 40
 
 All methods take their steps in turn within one run, a cycle of ten steps a round, so that a machine that slows down
 slows all of them. A ratio is taken within each round; the median over rounds and the middle half are printed. Rounds
-are shared among several processes: how memory happens to lie in one decides how many pages it must ask for anew in
-each step, which is a good part of the MLP's time. One thread, so that CPU time does not count threads that wait.
+are shared among several processes, which set the methods up in different orders: how memory happens to lie in one
+decides how many pages it must ask for anew in each step, which is a good part of the MLP's time, and a few per cent
+elsewhere. One thread, so that CPU time does not count threads that wait.
 """
 
 import argparse
 import copy
+import functools
 import json
 import multiprocessing
 import pathlib
@@ -27,7 +29,12 @@ from torch.nn import functional
 from looksam.torch import SAM, LayerSAM, LookLayerSAM, LookSAM, SAMk
 
 CYCLE = 10  # a multiple of every k below
-MODELS = {"vit": torch_models.vit, "resnet": torch_models.resnet, "mlp": torch_models.mlp}
+MODELS = {
+    "vit": torch_models.vit,
+    "resnet": torch_models.resnet,
+    "resnet-16": functools.partial(torch_models.resnet, batch=16),  # a short step of 50 small tensors: overhead shows
+    "mlp": torch_models.mlp,
+}
 OPTIMIZERS = {
     "adamw": (torch.optim.AdamW, {"lr": 1e-4}),
     "sgdm": (torch.optim.SGD, {"lr": 1e-3, "momentum": 0.9}),
@@ -110,6 +117,11 @@ class Runner:
         self.passes += 1
         return loss
 
+    def warm_up(self):
+        for _ in range(CYCLE // 2):
+            self.run()
+        self.passes = self.steps = 0
+
     def run(self):
         """One step; wall and CPU seconds."""
         wall, cpu = time.perf_counter(), time.process_time()
@@ -131,12 +143,11 @@ def _rounds(model_name, optimizer, methods, rounds, threads):
     """For each method, wall and CPU seconds a step in every round, and gradients a step."""
     torch.set_num_threads(threads)
     model, batch = MODELS[model_name]()
-    runners = {name: Runner(model, batch, optimizer, METHODS[name]) for name in methods}
-    for _ in range(CYCLE):  # warm up
-        for runner in runners.values():
-            runner.run()
+    order = random.sample(methods, len(methods))
+    runners = {name: Runner(model, batch, optimizer, METHODS[name]) for name in order}
+    for runner in runners.values():
+        runner.warm_up()
     times = {name: [] for name in methods}
-    order = list(methods)
     for _ in range(rounds):
         totals = {name: [0.0, 0.0] for name in methods}
         for _ in range(CYCLE):

@@ -1,5 +1,6 @@
 """What happens around the base optimizer's steps: gradients are taken, weights moved and put back, gradients bent."""
 
+import operator
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -108,8 +109,7 @@ class Engine:
             run.info = rule.plain(g, space, full_info=self.full_info)
             return
         alpha = self._values("alpha")
-        parts = dict(zip(run.g_v, local(list(run.g_v.values())), strict=True))
-        g_v = [parts.get(p) for p in params]
+        g_v = _aligned(params, list(run.g_v), local(list(run.g_v.values())))
         alphas = [alpha[i] for i in groups]
         run.info = rule.reuse(g, g_v, alphas, run.g_v_norm, space, full_info=self.full_info)
 
@@ -151,10 +151,12 @@ class Engine:
         A parameter in ``also`` that has none gets one of 0.
         """
         found = [(p, p.grad, i) for i, group in enumerate(self.base.param_groups) for p in group["params"]]
-        if all(grad is None for _, grad, _ in found):
+        missing = [n for n, (_, grad, _) in enumerate(found) if grad is None]
+        if len(missing) == len(found):
             raise RuntimeError("no parameter has a gradient; call loss.backward(), in the closure if there is one.")
-        for n, (p, grad, i) in enumerate(found):
-            if grad is None and p in also:
+        for n in missing:
+            p, _, i = found[n]
+            if p in also:
                 p.grad = torch.zeros_like(p)
                 found[n] = p, p.grad, i
         params, grads, groups = zip(*(entry for entry in found if entry[1] is not None), strict=True)
@@ -210,6 +212,14 @@ def _by_group(factors: Tensor, values: list[float], groups: list[int]) -> Tensor
     if len(set(values)) == 1:
         return (values[0] * factors).unbind()
     return torch._foreach_mul(factors.unbind(), [values[i] for i in groups])
+
+
+def _aligned(params: Tensors, owners: Tensors, parts: Tensors) -> list[Tensor | None]:
+    """The part that belongs to each parameter. Most often they are in order already; to hash tensors is slow."""
+    if len(params) == len(owners) and all(map(operator.is_, params, owners)):
+        return list(parts)
+    by_owner = dict(zip(owners, parts, strict=True))
+    return [by_owner.get(p) for p in params]
 
 
 def _held(grad: Tensor) -> Tensor:

@@ -56,7 +56,8 @@ class Space:
 
     def norm(self, xs: Tensors) -> Tensor:
         """‖x‖ over the whole vector."""
-        return self.summed(vector.squares(xs, self.dtype)).sum().sqrt()
+        squares = vector.squares(xs if any(self.shards) else vector.joined(xs), self.dtype)
+        return self.summed(squares).sum().sqrt()
 
     def summed(self, rows: Tensor) -> Tensor:
         """Numbers by tensor in the last dimension, added up over the ranks that hold parts of the tensor."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors
 
 Tensors = list[Tensor] | tuple[Tensor, ...]  # what the foreach functions take and give
 
@@ -32,18 +33,23 @@ def squares(xs: Tensors, dtype: torch.dtype) -> Tensor:
 
 def dots(xs: Tensors, ys: Tensors, dtype: torch.dtype) -> Tensor:
     """⟨x, y⟩ of each pair, as one 1-D tensor."""
-    return _stacked([_products([pair])[1] for pair in _flat_pairs(xs, ys, dtype)])
+    return _stacked([_products([pair])[1] for pair in _flat_pairs(cast(xs, dtype), cast(ys, dtype))])
 
 
 def gram(xs: Tensors, ys: Tensors, dtype: torch.dtype) -> Tensor:
     """‖x‖², ⟨x, y⟩ and ‖y‖² over all tensors together; by one routine, so that x = y gives one number three times."""
-    pairs = _flat_pairs(xs, ys, dtype)
+    pairs = _flat_pairs(joined(cast(xs, dtype)), joined(cast(ys, dtype)))
     if len({x.device for x in xs}) > 1:
         return _stacked([_products([pair]) for pair in pairs]).sum(0)
-    long = [pair for pair in pairs if pair[0].numel() > ROW]
-    short = [pair for pair in pairs if pair[0].numel() <= ROW]  # biases and such: one call for all of them
-    joined = [[torch.cat(side) for side in zip(*short, strict=True)]] if short else []
-    return _products(joined + long)
+    return _products(pairs)
+
+
+def joined(xs: Tensors) -> Tensors:
+    """The same vector in fewer tensors: biases and such become one, as a call for each costs more than the copy."""
+    short = [x for x in xs if x.numel() <= ROW]
+    if len(short) < 2 or len({(x.dtype, x.device) for x in xs}) > 1:
+        return xs
+    return [_flatten_dense_tensors(short), *(x for x in xs if x.numel() > ROW)]
 
 
 def largest(xs: Tensors, dtype: torch.dtype) -> Tensor:
@@ -73,6 +79,8 @@ def all_of(dtype: torch.dtype, xs: Tensors) -> bool:
 
 
 def copies(xs: Tensors) -> Tensors:
+    if xs and hasattr(torch, "_foreach_clone"):  # newer than the oldest PyTorch that will do
+        return torch._foreach_clone(xs)
     return [x.clone() for x in xs]
 
 
@@ -164,8 +172,8 @@ def _split(x: Tensor, y: Tensor) -> list[list[Tensor]]:
     return [[a, b] for a, b in zip(x.split(PIECE), y.split(PIECE), strict=True)]
 
 
-def _flat_pairs(xs: Tensors, ys: Tensors, dtype: torch.dtype) -> list[list[Tensor]]:
-    return [_flat(x, y) for x, y in zip(cast(xs, dtype), cast(ys, dtype), strict=True)]
+def _flat_pairs(xs: Tensors, ys: Tensors) -> list[list[Tensor]]:
+    return [_flat(x, y) for x, y in zip(xs, ys, strict=True)]
 
 
 def _flat(*xs: Tensor) -> list[Tensor]:
