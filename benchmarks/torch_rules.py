@@ -1,6 +1,6 @@
 """What a rule costs in PyTorch: time per step as a ratio to the base optimizer, beside another public version.
 
-    python benchmarks/torch_rules.py --json results/benchmarks/torch_rules.json   # everything, most of an hour
+    python benchmarks/torch_rules.py --json results/benchmarks/torch_rules.json   # everything, about an hour
     python benchmarks/torch_rules.py --models mlp --rounds 40
 
 All methods take their steps in turn within one run, a cycle of ten steps a round, so that a machine that slows down
@@ -190,8 +190,8 @@ def main():
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--rounds", type=int, default=2, help="in each process")
-    parser.add_argument("--processes", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="in each process")
+    parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", help="also write the rows to this file")
     arguments = parser.parse_args()
@@ -201,8 +201,8 @@ def main():
         for optimizer in arguments.optimizers:
             rows += measure(model, optimizer, methods, arguments.rounds, arguments.processes, arguments.threads)
             _print(rows[-len(methods) :])
-    if arguments.json:
-        pathlib.Path(arguments.json).write_text(json.dumps(rows, indent=1) + "\n")
+            if arguments.json:  # each time, as all of it takes long
+                pathlib.Path(arguments.json).write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":
