@@ -47,7 +47,7 @@ class ViT(nn.Module):
         return self.head(self.blocks(tokens).mean(1))
 
 
-def vit(width: int = 128, depth: int = 4, heads: int = 4, patch: int = 4, batch: int = 64) -> Model:
+def vit(width: int = 128, depth: int = 4, heads: int = 4, patch: int = 4, batch: int = 16) -> Model:
     """A ViT of 0.8M parameters on 64 tokens."""
     torch.manual_seed(0)
     return ViT(width, depth, heads, patch), _batch((batch, 3, 32, 32))
@@ -67,7 +67,7 @@ class Residual(nn.Module):
         return functional.relu(self.skip(x) + self.second(functional.relu(self.first(x))))
 
 
-def resnet(width: int = 16, blocks: int = 2, batch: int = 64) -> Model:
+def resnet(width: int = 16, blocks: int = 2, batch: int = 16) -> Model:
     """A ResNet of three stages with batch normalisation, 0.2M parameters."""
     torch.manual_seed(0)
     layers: list[nn.Module] = [_unit(3, width), nn.ReLU()]

@@ -1,6 +1,6 @@
 """What a rule costs in PyTorch: time per step as a ratio to the base optimizer, beside another public version.
 
-    python benchmarks/torch_rules.py --json results/benchmarks/torch_rules.json   # everything, about an hour
+    python benchmarks/torch_rules.py --json results/benchmarks/torch_rules.json   # everything, about 45 minutes
     python benchmarks/torch_rules.py --models mlp --rounds 40
 
 All methods take their steps in turn within one run, a cycle of ten steps a round, so that a machine that slows down
@@ -12,7 +12,6 @@ elsewhere. One thread, so that CPU time does not count threads that wait.
 
 import argparse
 import copy
-import functools
 import json
 import multiprocessing
 import pathlib
@@ -29,12 +28,7 @@ from torch.nn import functional
 from looksam.torch import SAM, LayerSAM, LookLayerSAM, LookSAM, SAMk
 
 CYCLE = 10  # a multiple of every k below
-MODELS = {
-    "vit": torch_models.vit,
-    "resnet": torch_models.resnet,
-    "resnet-16": functools.partial(torch_models.resnet, batch=16),  # a short step of 50 small tensors: overhead shows
-    "mlp": torch_models.mlp,
-}
+MODELS = {"vit": torch_models.vit, "resnet": torch_models.resnet, "mlp": torch_models.mlp}
 OPTIMIZERS = {
     "adamw": (torch.optim.AdamW, {"lr": 1e-4}),
     "sgdm": (torch.optim.SGD, {"lr": 1e-3, "momentum": 0.9}),
@@ -190,8 +184,8 @@ def main():
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--rounds", type=int, default=3, help="in each process")
-    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=4, help="in each process")
+    parser.add_argument("--processes", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", help="also write the rows to this file")
     arguments = parser.parse_args()

@@ -133,6 +133,43 @@ def test_dots_pair_entries_whatever_the_layouts():
     x, y = (torch.rand(4, 5, 6, 7, generator=random, dtype=torch.float64) for _ in range(2))
     other = y.contiguous(memory_format=torch.channels_last)
     np.testing.assert_allclose(vector.dots([x], [other], torch.float64), [float((x * y).sum())], rtol=1e-14)
+    three = [float(z.sum()) for z in (x * x, x * y, y * y)]
+    np.testing.assert_allclose(vector.gram([x, x], [other, y], torch.float64), [2 * z for z in three], rtol=1e-14)
+
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("y_dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("x_dtype", FLOATS, ids=str)
+def test_sums_are_computed_wide_and_rounded_once(x_dtype, y_dtype):
+    """Also where all tensors are narrow, which PyTorch alone would add up in their own dtype."""
+    random = torch.Generator().manual_seed(0)
+    shapes = ((), (7,), (3, 5), (0,))
+    xs, ys = ([torch.randn(shape, generator=random).to(dtype) for shape in shapes] for dtype in (x_dtype, y_dtype))
+    dtype = torch.promote_types(torch.promote_types(x_dtype, y_dtype), torch.float32)
+    factor = torch.tensor(0.3, dtype=dtype)
+    terms = [(x.double(), factor.double() * y.double()) for x, y in zip(xs, ys, strict=True)]
+
+    def check(results):
+        for result, (a, b) in zip(results, terms, strict=True):
+            rounding = torch.finfo(result.dtype).eps / 2 * (a + b).abs() + torch.finfo(dtype).eps * (a.abs() + b.abs())
+            assert torch.all((result.double() - (a + b)).abs() <= rounding)
+
+    for out_dtype in FLOATS:
+        into = [torch.empty_like(x, dtype=out_dtype) for x in xs]
+        vector.add_into(into, xs, factor, ys, dtype)
+        check(into)
+    moved = vector.copies(xs)
+    vector.add_scaled_(moved, [factor] * len(xs), ys, dtype)
+    check(moved)
+
+
+def test_an_older_pytorch_without_foreach_clone_does_the_same(monkeypatch):
+    expected, ours = torch_problem(), torch_problem()
+    steps = run(expected, build("look_sam", sgd(expected.params.values())), PERIOD + 1)
+    monkeypatch.delattr(torch, "_foreach_clone", raising=False)
+    same(steps, run(ours, build("look_sam", sgd(ours.params.values())), PERIOD + 1))
 
 
 @look_rule

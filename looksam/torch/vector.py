@@ -5,7 +5,7 @@ the part on this rank (sharding.py adds the parts up).
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -60,13 +60,7 @@ def largest(xs: Tensors, dtype: torch.dtype) -> Tensor:
 
 def add_scaled_(xs: Tensors, factors: Tensors, ys: Tensors, dtype: torch.dtype) -> None:
     """``x += factor * y``, with a 0-dim factor for each tensor; computed in ``dtype``, then rounded to x's."""
-    factors = _beside(factors, xs)
-    if all_of(dtype, xs) and all_of(dtype, ys):
-        torch._foreach_addcmul_(xs, ys, factors)
-        return
-    for whole_x, f, whole_y in zip(xs, factors, ys, strict=True):
-        for x, y in _pieces(whole_x, whole_y):
-            x.copy_(torch.addcmul(x.to(dtype), y.to(dtype), f))
+    torch._foreach_addcmul_(xs, ys, _factors(factors, xs, ys, dtype))
 
 
 def cast(xs: Tensors, dtype: torch.dtype) -> Tensors:
@@ -121,19 +115,20 @@ def finite(size: Tensor) -> Tensor:
 
 def add_into(into: Tensors, xs: Tensors, factor: Tensor, ys: Tensors, dtype: torch.dtype) -> None:
     """``x + factor * y`` written to ``into``; computed in ``dtype``, then rounded. On refresh steps only."""
-    for out, x, y, f in zip(into, xs, ys, _beside([factor] * len(xs), xs), strict=True):
-        if out.dtype == x.dtype == y.dtype == dtype:
-            torch.addcmul(x, y, f, out=out)  # foreach has no out=
-            continue
-        for a, b, c in _pieces(out, x, y):
-            a.copy_(torch.addcmul(b.to(dtype), c.to(dtype), f))
+    factors = _factors([factor] * len(xs), xs, ys, dtype)
+    for out, x, y, f in zip(into, xs, ys, factors, strict=True):  # foreach has no out=
+        torch.addcmul(x, y, f, out=out)
 
 
-def _pieces(*xs: Tensor) -> Iterable[tuple[Tensor, ...]]:
-    """The tensors side by side; on a CPU in pieces, so that what is made of them stays in the cache."""
-    if not on_host(xs[0]) or not all(x.is_contiguous() for x in xs):
-        return [xs]
-    return zip(*(x.view(-1).split(CACHED) for x in xs), strict=True)
+def _factors(factors: Tensors, xs: Tensors, ys: Tensors, dtype: torch.dtype) -> Tensors:
+    """Each factor on the device of its x, in the shape that makes PyTorch compute ``x + factor * y`` in ``dtype``.
+
+    Of tensors of different dtypes it takes the widest, but a 0-dim one counts only beside others of 0 dimensions.
+    """
+    factors = _beside(factors, xs)
+    if {torch.promote_types(*pair) for pair in {(x.dtype, y.dtype) for x, y in zip(xs, ys, strict=True)}} == {dtype}:
+        return factors
+    return [f.view(1) if x.ndim else f for f, x in zip(factors, xs, strict=True)]
 
 
 def _beside(scalars: Tensors, xs: Tensors) -> Tensors:
