@@ -4,10 +4,11 @@
     python benchmarks/torch_rules.py --models mlp --rounds 40
 
 All methods take their steps in turn within one run, a cycle of ten steps a round, so that a machine that slows down
-slows all of them. A ratio is taken within each round; the median over rounds and the middle half are printed. Rounds
-are shared among several processes, which set the methods up in different orders: how memory happens to lie in one
-decides how many pages it must ask for anew in each step, which is a good part of the MLP's time, and a few per cent
-elsewhere. One thread, so that CPU time does not count threads that wait.
+slows all of them. A ratio is taken within each round, to the mean of three base optimizers, as the luck of one would be in
+every ratio; the median over rounds and the middle half are printed. Rounds are shared among several processes, which set
+the methods up in different orders: how memory happens to lie in one decides how many pages it must ask for anew in each
+step, which is a good part of the MLP's time, and a few per cent elsewhere. One thread, so that CPU time does not count
+threads that wait.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from torch.nn import functional
 from looksam.torch import SAM, LayerSAM, LookLayerSAM, LookSAM, SAMk
 
 CYCLE = 10  # a multiple of every k below
+BASES = 3
 MODELS = {"vit": torch_models.vit, "resnet": torch_models.resnet, "mlp": torch_models.mlp}
 OPTIMIZERS = {
     "adamw": (torch.optim.AdamW, {"lr": 1e-4}),
@@ -137,20 +139,23 @@ def _rounds(model_name, optimizer, methods, rounds, threads):
     """For each method, wall and CPU seconds a step in every round, and gradients a step."""
     torch.set_num_threads(threads)
     model, batch = MODELS[model_name]()
-    order = random.sample(methods, len(methods))
-    runners = {name: Runner(model, batch, optimizer, METHODS[name]) for name in order}
-    for runner in runners.values():
+    names = _shuffled(methods + ["base"] * (BASES - 1))
+    crew = [(name, Runner(model, batch, optimizer, METHODS[name])) for name in names]
+    for _, runner in crew:
         runner.warm_up()
     times = {name: [] for name in methods}
     for _ in range(rounds):
-        totals = {name: [0.0, 0.0] for name in methods}
+        steps = {name: [] for name in methods}
         for _ in range(CYCLE):
-            random.shuffle(order)
-            for name in order:
-                totals[name] = [a + b for a, b in zip(totals[name], runners[name].run(), strict=True)]
+            for name, runner in _shuffled(crew):
+                steps[name].append(runner.run())
         for name in methods:
-            times[name].append([seconds / CYCLE for seconds in totals[name]])
-    return {name: (times[name], runners[name].passes / runners[name].steps) for name in methods}
+            times[name].append([statistics.mean(seconds) for seconds in zip(*steps[name], strict=True)])
+    return {name: (times[name], runner.passes / runner.steps) for name, runner in crew}
+
+
+def _shuffled(items):
+    return random.sample(items, len(items))
 
 
 def _row(name, model_name, optimizer, gradients, times):
@@ -184,7 +189,7 @@ def main():
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--rounds", type=int, default=4, help="in each process")
+    parser.add_argument("--rounds", type=int, default=3, help="in each process")
     parser.add_argument("--processes", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", help="also write the rows to this file")
