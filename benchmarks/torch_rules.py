@@ -4,11 +4,11 @@
     python benchmarks/torch_rules.py --models mlp --rounds 40
 
 All methods take their steps in turn within one run, a cycle of ten steps a round, so that a machine that slows down
-slows all of them. A ratio is taken within each round, to the mean of three base optimizers, as the luck of one would be in
-every ratio; the median over rounds and the middle half are printed. Rounds are shared among several processes, which set
-the methods up in different orders: how memory happens to lie in one decides how many pages it must ask for anew in each
-step, which is a good part of the MLP's time, and a few per cent elsewhere. One thread, so that CPU time does not count
-threads that wait.
+slows all of them. A ratio is taken within each round, to the mean of three base optimizers, as the luck of one would
+be in every ratio; the median over rounds and the middle half are printed. Rounds are shared among several processes,
+which set the methods up in different orders: how memory happens to lie in one decides how many pages it must ask for
+anew in each step, which is a good part of the MLP's time, and a few per cent elsewhere. One thread, so that CPU time
+does not count threads that wait.
 """
 
 import argparse
