@@ -3,23 +3,21 @@
     python benchmarks/torch_rules.py --json results/benchmarks/torch_rules.json   # everything, about 45 minutes
     python benchmarks/torch_rules.py --models mlp --rounds 40
 
-All methods take their steps in turn within one run, a cycle of ten steps a round, so that a machine that slows down
-slows all of them. A ratio is taken within each round, to the mean of three base optimizers, as the luck of one would
-be in every ratio; the median over rounds and the middle half are printed. Rounds are shared among several processes,
-which set the methods up in different orders: how memory happens to lie in one decides how many pages it must ask for
-anew in each step, which is a good part of the MLP's time, and a few per cent elsewhere. One thread, so that CPU time
-does not count threads that wait.
+All methods take their steps in turn, a cycle of ten steps a round, so that a machine that slows down slows all of them.
+A ratio is taken within each round, to the mean of three base optimizers, as the luck of one would be in every ratio;
+the median over rounds and the middle half are printed. Each method has a process of its own, as it has in use: whether
+a large gradient finds memory that another model gave back, or must ask for pages anew, is much of the MLP's time. What
+is luck in that is evened out by several sets of processes. One thread, so that CPU time does not count threads that
+wait.
 """
 
 import argparse
-import copy
 import json
 import multiprocessing
 import pathlib
 import random
 import statistics
 import time
-from concurrent.futures import ProcessPoolExecutor
 
 import pytorch_optimizer
 import torch
@@ -98,12 +96,12 @@ METHODS = {
 
 
 class Runner:
-    """One method on one model: its weights, its optimizer and its count of passes."""
+    """One method on one model: its optimizer and its count of passes."""
 
-    def __init__(self, model, batch, optimizer, make):
-        self.model = copy.deepcopy(model)
+    def __init__(self, model_name, optimizer, make):
+        self.model, self.batch = MODELS[model_name]()
         self.opt, self.step = make(self.model, *OPTIMIZERS[optimizer])
-        self.batch, self.passes, self.steps = batch, 0, 0
+        self.passes = self.steps = 0
 
     def closure(self):
         self.opt.zero_grad()
@@ -126,36 +124,51 @@ class Runner:
         return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def measure(model_name, optimizer, methods, rounds, processes, threads):
-    """Rows of the table, from rounds of several processes, one after the other."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
-        shares = [pool.submit(_rounds, model_name, optimizer, methods, rounds, threads) for _ in range(processes)]
-        results = [share.result() for share in shares]
+def _serve(pipe, model_name, optimizer, method, threads):
+    """In a process: a step whenever told so, and in the end the number of gradients a step."""
+    torch.set_num_threads(threads)
+    runner = Runner(model_name, optimizer, METHODS[method])
+    runner.warm_up()
+    pipe.send("ready")
+    while pipe.recv() == "step":
+        pipe.send(runner.run())
+    pipe.send(runner.passes / runner.steps)
+
+
+def _started(*arguments):
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    context.Process(target=_serve, args=(theirs, *arguments), daemon=True).start()
+    return ours
+
+
+def _asked(pipe, message):
+    pipe.send(message)
+    return pipe.recv()
+
+
+def measure(model_name, optimizer, methods, rounds, sets, threads):
+    """Rows of the table, from rounds of several sets of processes, one set after the other."""
+    results = [_rounds(model_name, optimizer, methods, rounds, threads) for _ in range(sets)]
     times = {name: [t for result in results for t in result[name][0]] for name in methods}
     return [_row(name, model_name, optimizer, results[0][name][1], times) for name in methods]
 
 
 def _rounds(model_name, optimizer, methods, rounds, threads):
     """For each method, wall and CPU seconds a step in every round, and gradients a step."""
-    torch.set_num_threads(threads)
-    model, batch = MODELS[model_name]()
-    names = _shuffled(methods + ["base"] * (BASES - 1))
-    crew = [(name, Runner(model, batch, optimizer, METHODS[name])) for name in names]
-    for _, runner in crew:
-        runner.warm_up()
+    names = methods + ["base"] * (BASES - 1)
+    crew = [(name, _started(model_name, optimizer, name, threads)) for name in names]
+    for _, pipe in crew:
+        pipe.recv()  # ready
     times = {name: [] for name in methods}
     for _ in range(rounds):
         steps = {name: [] for name in methods}
         for _ in range(CYCLE):
-            for name, runner in _shuffled(crew):
-                steps[name].append(runner.run())
+            for name, pipe in random.sample(crew, len(crew)):
+                steps[name].append(_asked(pipe, "step"))
         for name in methods:
             times[name].append([statistics.mean(seconds) for seconds in zip(*steps[name], strict=True)])
-    return {name: (times[name], runner.passes / runner.steps) for name, runner in crew}
-
-
-def _shuffled(items):
-    return random.sample(items, len(items))
+    return {name: (times[name], _asked(pipe, "end")) for name, pipe in crew}
 
 
 def _row(name, model_name, optimizer, gradients, times):
@@ -189,8 +202,8 @@ def main():
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--rounds", type=int, default=3, help="in each process")
-    parser.add_argument("--processes", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3, help="of each set")
+    parser.add_argument("--sets", type=int, default=5, help="of processes, one a method")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", help="also write the rows to this file")
     arguments = parser.parse_args()
@@ -198,7 +211,7 @@ def main():
     rows = []
     for model in arguments.models:
         for optimizer in arguments.optimizers:
-            rows += measure(model, optimizer, methods, arguments.rounds, arguments.processes, arguments.threads)
+            rows += measure(model, optimizer, methods, arguments.rounds, arguments.sets, arguments.threads)
             _print(rows[-len(methods) :])
             if arguments.json:  # each time, as all of it takes long
                 pathlib.Path(arguments.json).write_text(json.dumps(rows, indent=1) + "\n")

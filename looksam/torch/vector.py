@@ -60,7 +60,10 @@ def largest(xs: Tensors, dtype: torch.dtype) -> Tensor:
 
 def add_scaled_(xs: Tensors, factors: Tensors, ys: Tensors, dtype: torch.dtype) -> None:
     """``x += factor * y``, with a 0-dim factor for each tensor; computed in ``dtype``, then rounded to x's."""
-    torch._foreach_addcmul_(xs, ys, _factors(factors, xs, ys, dtype))
+    factors = _beside(factors, xs)
+    if not (all_of(dtype, xs) and all_of(dtype, ys)):
+        factors, xs, ys = _mixed(factors, xs, ys)
+    torch._foreach_addcmul_(xs, ys, factors)
 
 
 def cast(xs: Tensors, dtype: torch.dtype) -> Tensors:
@@ -115,20 +118,26 @@ def finite(size: Tensor) -> Tensor:
 
 def add_into(into: Tensors, xs: Tensors, factor: Tensor, ys: Tensors, dtype: torch.dtype) -> None:
     """``x + factor * y`` written to ``into``; computed in ``dtype``, then rounded. On refresh steps only."""
-    factors = _factors([factor] * len(xs), xs, ys, dtype)
-    for out, x, y, f in zip(into, xs, ys, factors, strict=True):  # foreach has no out=
+    factors = _beside([factor] * len(xs), xs)
+    if not (all_of(dtype, into) and all_of(dtype, xs) and all_of(dtype, ys)):
+        factors, into, xs, ys = _mixed(factors, into, xs, ys)
+    for f, out, x, y in zip(factors, into, xs, ys, strict=True):  # foreach has no out=
         torch.addcmul(x, y, f, out=out)
 
 
-def _factors(factors: Tensors, xs: Tensors, ys: Tensors, dtype: torch.dtype) -> Tensors:
-    """Each factor on the device of its x, in the shape that makes PyTorch compute ``x + factor * y`` in ``dtype``.
+def _mixed(factors: Tensors, *lists: Tensors) -> list[list[Tensor]]:
+    """The same lists, such that PyTorch computes in the factor's dtype whatever those of the tensors are.
 
-    Of tensors of different dtypes it takes the widest, but a 0-dim one counts only beside others of 0 dimensions.
+    It does so by itself if the factor has a dimension, as they have. On a CPU it then makes copies in that dtype, so
+    long tensors come in pieces, whose copies stay in the cache.
     """
-    factors = _beside(factors, xs)
-    if {torch.promote_types(*pair) for pair in {(x.dtype, y.dtype) for x, y in zip(xs, ys, strict=True)}} == {dtype}:
-        return factors
-    return [f.view(1) if x.ndim else f for f, x in zip(factors, xs, strict=True)]
+    rows: list[tuple[Tensor, ...]] = []
+    for factor, *xs in zip(factors, *lists, strict=True):
+        f = factor.view(1) if xs[0].ndim else factor
+        whole = not on_host(f) or xs[0].numel() <= CACHED or not all(x.is_contiguous() for x in xs)
+        pieces = [xs] if whole else zip(*(x.view(-1).split(CACHED) for x in xs), strict=True)
+        rows += [(f, *piece) for piece in pieces]
+    return [list(column) for column in zip(*rows, strict=True)]
 
 
 def _beside(scalars: Tensors, xs: Tensors) -> Tensors:
