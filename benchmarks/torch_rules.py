@@ -139,6 +139,7 @@ def _started(*arguments):
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     context.Process(target=_serve, args=(theirs, *arguments), daemon=True).start()
+    theirs.close()  # so that a process that dies ends the run, which else would wait for it
     return ours
 
 
