@@ -1,0 +1,72 @@
+"""Checks of arguments that JAX, PyTorch and the trainer share. Framework-free.
+
+Each raises before any time is spent, with a message that names the value, the argument and the fix.
+"""
+
+import difflib
+import math
+import numbers
+from collections.abc import Callable, Iterable
+from typing import Any
+
+SCALINGS = ("normalized", "literal", "adaptive")
+
+
+def is_number(value: Any, kind: type = numbers.Real) -> bool:
+    """Whether ``value`` is a number of this kind, Python's or NumPy's; booleans are not."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def non_negative(name: str, value: Any) -> float:
+    """A finite number >= 0, such as ρ or α."""
+    if not is_number(value):
+        raise TypeError(f"{name}={value!r} is not a number; pass a number >= 0, or a schedule of the step count.")
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{name}={float(value)} is out of range; pass a finite {name} >= 0.")
+    return float(value)
+
+
+def period(k: Any) -> int:
+    """The number of steps that share one second gradient."""
+    if not is_number(k, numbers.Integral):
+        raise TypeError(f"k={k!r} is not an int; pass how many steps share one second gradient, e.g. k=5.")
+    if k < 1:
+        raise ValueError(f"k={k} is out of range; pass k >= 1 (k=1 is SAM, k=5 refreshes every 5th step).")
+    return int(k)
+
+
+def exponent(p: Any) -> float:
+    """The p of a p-norm, 1 < p ≤ ∞."""
+    if not is_number(p):
+        raise TypeError(f"p={p!r} is not a number; pass 1 < p <= inf, e.g. p=2.0 or p=float('inf').")
+    if not p > 1:  # NaN too
+        raise ValueError(f"p={p} is out of range; pass 1 < p <= inf, e.g. p=2.0 or p=float('inf').")
+    return float(p)
+
+
+def layer_scaling(scaling: Any) -> str:
+    """One of ``SCALINGS``."""
+    if scaling not in SCALINGS:
+        names = ", ".join(map(repr, SCALINGS))
+        raise ValueError(f"scaling={scaling!r} is unknown; pass one of {names}.")
+    return scaling
+
+
+def layer_function(layers: Callable[[str], Any] | None, example: str) -> None:
+    """None, or a function from a parameter's name, like ``example``, to the name of its layer."""
+    if layers is not None and not callable(layers):
+        raise TypeError(f"layers={layers!r} is not callable; pass a function from a name like {example!r} to a layer.")
+
+
+def close_names(name: str, names: Iterable[str]) -> list[str]:
+    """Up to three names that resemble ``name``, most similar first."""
+    return difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
+
+
+def did_you_mean(name: str, names: Iterable[str], otherwise: str | None = None) -> str:
+    """``"; did you mean a or b?"``, or ``otherwise`` if no name is close: by default the list of all names."""
+    names = list(names)
+    close = close_names(name, names)
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    return f"; there are {', '.join(names)}" if otherwise is None else f"; {otherwise}"

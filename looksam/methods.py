@@ -1,0 +1,90 @@
+"""The methods that can be compared, each described in one place: the base optimizer and the sharpness-aware rules.
+
+Recipes, the command line, plans, experiments and reports read this table and nothing else. A new rule needs a factory
+in ``looksam.rules.family`` and an entry here; this module itself imports no framework.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from looksam.rules import Rule
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart, each with a lighter variant for dark pages
+BLACK = ("#000000", "#E8E8E8")
+BLUE = ("#0072B2", "#4FA8E0")
+VERMILION = ("#D55E00", "#F0803C")
+GREEN = ("#009E73", "#2CC295")
+PURPLE = ("#CC79A7", "#DB93BC")
+ORANGE = ("#E69F00", "#F0B429")
+SKY = ("#56B4E9", "#8FD3FF")
+GREY = ("#767676", "#9A9A9A")
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method: the base optimizer alone, or with a rule that chooses the gradient it sees."""
+
+    name: str  # in recipes and on the command line; also the name of the factory in looksam.rules
+    label: str  # what people call it; "{k}" stands for the period
+    settings: tuple[str, ...]  # the settings of a recipe that the factory takes
+    colour: tuple[str, str]  # on a light and on a dark page
+    marker: str  # Matplotlib's letter, so that figures can be read without colour
+    every_step: str = ""  # the method with the same perturbation that takes the second gradient on every step
+    row: str = ""  # the name in the paper's tables, if it is not ``name``; "{k}" stands for the period
+
+    @property
+    def has_period(self) -> bool:
+        """Whether the second gradient is taken on every k-th step only."""
+        return "k" in self.settings
+
+    def rule(self, settings: Mapping[str, Any]) -> "Rule | None":
+        """The rule for JAX, from a mapping that has at least ``self.settings``; None for the base optimizer."""
+        if not self.every_step:
+            return None
+        import looksam
+
+        return getattr(looksam, self.name)(**{name: settings[name] for name in self.settings})
+
+    def programs(self, k: int) -> dict[str, float]:
+        """The compiled programs of a step and the share of steps that runs each: ``base``, ``refresh``, ``reuse``."""
+        if not self.every_step:
+            return {"base": 1.0}
+        if not self.has_period or k == 1:
+            return {"refresh": 1.0}
+        return {"refresh": 1 / k, "reuse": 1 - 1 / k}
+
+    def gradients_per_step(self, k: int) -> float:
+        """The mean number of gradients that one step takes."""
+        return 1 + self.programs(k).get("refresh", 0.0)
+
+    def display(self, k: int | str = "k") -> str:
+        """The label with its period, e.g. ``LookSAM-5``."""
+        return self.label.format(k=k)
+
+    def row_name(self, k: int) -> str:
+        """The name of a row in the paper's tables and in stored results, e.g. ``look_sam_5``."""
+        return (self.row or self.name).format(k=k)
+
+
+def _table(*methods: Method) -> dict[str, Method]:
+    return {method.name: method for method in methods}
+
+
+# In the order in which tables list them: the base optimizer, then the paper's rules.
+METHODS: dict[str, Method] = _table(
+    Method("base", "base", (), BLACK, "o"),
+    Method("sam", "SAM", ("rho", "p"), VERMILION, "s", every_step="sam"),
+    Method("sam_k", "SAM-{k}", ("rho", "k", "p"), GREEN, "^", every_step="sam", row="sam_{k}"),
+    Method("look_sam", "LookSAM-{k}", ("rho", "alpha", "k", "p"), BLUE, "D", every_step="sam", row="look_sam_{k}"),
+    Method("layer_sam", "LayerSAM", ("rho", "p", "scaling"), PURPLE, "v", every_step="layer_sam"),
+    Method(
+        "look_layer_sam",
+        "Look-LayerSAM-{k}",
+        ("rho", "alpha", "k", "p", "scaling"),
+        ORANGE,
+        "P",
+        every_step="layer_sam",
+    ),
+)
