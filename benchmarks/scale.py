@@ -21,9 +21,8 @@ STEPS = 6
 
 
 def measure(batch: int, data_dir: str) -> dict:
-    from looksam import recipes
-    from looksam.train.abstract import compile_step
-    from looksam.train.setup import Training
+    from looksam.trainer import recipes
+    from looksam.trainer.training import Training, compile_step
 
     recipe = recipes.find("cifar100-64k").recipe.replace(
         batch_size=batch, microbatch=MICROBATCH, data_dir=data_dir, mesh="data=1"

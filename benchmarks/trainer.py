@@ -17,10 +17,10 @@ import time
 import jax
 import numpy as np
 
-from looksam import recipes
-from looksam.train.metrics import MetricsLog
-from looksam.train.progress import Progress
-from looksam.train.setup import Training
+from looksam.trainer import recipes
+from looksam.trainer.metrics import MetricsLog
+from looksam.trainer.progress import Progress
+from looksam.trainer.training import Training
 
 CYCLE = 10
 RECIPES = ("cifar100-small-vit", "cifar100-small-resnet")

@@ -61,7 +61,7 @@ def as_optimizer(rule: Rule, tx: optax.GradientTransformation) -> optax.Gradient
             assert grad_fn is not None
             return grad_fn(weights, 0)
 
-        grads, rule_state, _ = rule.redirect(updates, gradient_at, params, state.rule, refresh=refresh)
+        grads, rule_state, _ = rule.transform(updates, gradient_at, params, state.rule, refresh=refresh)
         new_updates, base_state = base.update(grads, state.base, params, **extra)
         return new_updates, SharpnessAwareState(rule_state, base_state)
 

@@ -67,7 +67,7 @@ def _targets(node: ast.AST, known: dict[str, pathlib.Path]) -> set[str]:
 
 def floor(module: str) -> int:
     """The number of a module's floor, 0 for the library."""
-    room = (module.split(".") + [""])[1]
+    room = [*module.split("."), ""][1]
     return next((number for number, rooms in enumerate(FLOORS) if room in rooms), 0)
 
 

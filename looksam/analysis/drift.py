@@ -70,7 +70,7 @@ def components(loss: Callable[[Any], jax.Array], params: Any, rho: ArrayLike, p:
     rule = look_sam(rho, k=2, p=p)  # any k > 1: a refresh keeps g_v
     gradient = jax.grad(loss)
     g = gradient(params)
-    g_s, state, _ = rule.redirect(g, gradient, params, rule.init(params), refresh=True)
+    g_s, state, _ = rule.transform(g, gradient, params, rule.init(params), refresh=True)
     return Components(g, g_s, jax.tree.map(jnp.subtract, g_s, state.g_v), state.g_v)
 
 

@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 
 from looksam.rules import vector
-from looksam.rules.balls import steepest
+from looksam.rules.perturbation import steepest
 from looksam.rules.vector import Vector
 
 Loss = Callable[[Any], jax.Array]

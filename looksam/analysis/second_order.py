@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from looksam.analysis import checks
 from looksam.analysis.hessian import hessian_vector_product
 from looksam.rules import look_sam, vector
-from looksam.rules.balls import steepest
+from looksam.rules.perturbation import steepest
 from looksam.rules.vector import Vector
 
 
@@ -48,7 +48,7 @@ def second_order(loss: Callable[[Any], jax.Array], params: Any, rho: ArrayLike, 
     g = gradient(params)
 
     def g_v_by(gradient_at: Callable[[Vector], Vector]) -> Vector:
-        return vector.cast(rule.redirect(g, gradient_at, params, rule.init(params), refresh=True)[1].g_v, dtype)
+        return vector.cast(rule.transform(g, gradient_at, params, rule.init(params), refresh=True)[1].g_v, dtype)
 
     epsilon = vector.scale(jnp.asarray(rho, dtype), steepest(vector.cast(g, dtype), p, dtype))
     h_epsilon = hessian_vector_product(loss, params, epsilon)

@@ -15,8 +15,8 @@ from jax.typing import ArrayLike, DTypeLike
 
 from looksam.analysis import checks
 from looksam.rules import vector
-from looksam.rules.balls import steepest
-from looksam.rules.parts import split
+from looksam.rules.batching import split
+from looksam.rules.perturbation import steepest
 from looksam.rules.vector import Scalar, Vector
 
 Loss = Callable[[Any], jax.Array]

@@ -13,7 +13,7 @@ from looksam.cli.parser import Parser
 from looksam.cli.run_folder import run_folder
 
 if TYPE_CHECKING:
-    from looksam.train.setup import Training
+    from looksam.trainer.training import Training
 
 NAME = "analyze"
 HELP = "sharpness, curvature and loss landscape of a run's newest checkpoint"
@@ -48,8 +48,8 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     directory = run_folder(arguments.run_dir)
     _check(arguments)
-    from looksam.report import figure, text
-    from looksam.report.flatness import figures, tables
+    from looksam.experiments.report import figure, text
+    from looksam.experiments.report.flatness import figures, tables
 
     result = analyze_run(
         directory,
@@ -82,8 +82,8 @@ def analyze_run(
     import jax
 
     from looksam.analysis import measure
-    from looksam.train.ownership import read_recipe
-    from looksam.train.restore import restored
+    from looksam.trainer.loop import restored
+    from looksam.trainer.run_directory import read_recipe
 
     radius = read_recipe(directory).rho if rho is None else rho
     if not radius > 0:
@@ -131,7 +131,7 @@ def _first(part: Any, count: int, training: "Training") -> tuple[Any, Any]:
     import jax.numpy as jnp
     import numpy as np
 
-    from looksam.data import Images, eval_batches
+    from looksam.trainer.data import Images, eval_batches
 
     part = part.take(np.arange(min(count, len(part))))
     if isinstance(part, Images):
@@ -146,8 +146,8 @@ def _loss(training: "Training", stats: Any) -> Callable[..., Any]:
     """The mean cross-entropy of some images, as evaluation takes it."""
     import optax
 
-    from looksam.data.augment import normalize
-    from looksam.train.step import moments
+    from looksam.trainer.data.transforms.augment import normalize
+    from looksam.trainer.step import moments
 
     def loss(params: Any, images: Any, labels: Any) -> Any:
         inputs = normalize(images, *moments(training.dataset))

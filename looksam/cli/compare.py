@@ -5,12 +5,12 @@ import json
 import pathlib
 from typing import Any
 
-from looksam import recipes
 from looksam.cli import flags
 from looksam.cli.errors import usage
 from looksam.cli.output import add_json, say
 from looksam.cli.parser import Parser
-from looksam.train.recipe import Recipe
+from looksam.trainer import recipes
+from looksam.trainer.recipe import Recipe
 
 NAME = "compare"
 HELP = "train base, SAM, SAM-k and LookSAM-k side by side: accuracy against cost"
@@ -55,10 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _compare(chosen: dict[str, Recipe], arguments: argparse.Namespace, out: pathlib.Path) -> int:
-    from looksam.compare.picks import picks
-    from looksam.compare.run import compare
-    from looksam.report.picture import draw_comparison
-    from looksam.report.table import as_text
+    from looksam.experiments.compare.picks import picks
+    from looksam.experiments.compare.run import compare
+    from looksam.experiments.report.picture import draw_comparison
+    from looksam.experiments.report.table import as_text
 
     results = {}
     for name, recipe in chosen.items():
@@ -73,8 +73,8 @@ def _compare(chosen: dict[str, Recipe], arguments: argparse.Namespace, out: path
 
 
 def _tune(chosen: dict[str, Recipe], arguments: argparse.Namespace, out: pathlib.Path) -> int:
-    from looksam.compare.picks import grids
-    from looksam.compare.run import tune
+    from looksam.experiments.compare.picks import grids
+    from looksam.experiments.compare.run import tune
 
     results = {}
     for name, recipe in chosen.items():

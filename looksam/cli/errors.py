@@ -49,7 +49,7 @@ def guarded(work: Callable[[], int]) -> int:
 
 
 def _foreseen(error: Exception) -> bool:
-    from looksam.train.errors import RunError
+    from looksam.trainer.run_directory import RunError
 
     return isinstance(error, (RunError, *FORESEEN))
 

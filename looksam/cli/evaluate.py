@@ -26,7 +26,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     directory = run_folder(arguments.run_dir)
-    from looksam.train import evaluate_run
+    from looksam.trainer import evaluate_run
 
     print_result(evaluate_run(directory), as_json=arguments.json)
     return 0

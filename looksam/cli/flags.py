@@ -10,8 +10,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
-from looksam.train.recipe import Recipe
-from looksam.train.settings import parse
+from looksam.trainer.recipe import Recipe, parse
 
 
 class Setting(NamedTuple):

@@ -4,12 +4,12 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from looksam.arguments import close_names
 from looksam.cli.errors import USAGE
-from looksam.train.suggest import near
 
 
 class Parser(argparse.ArgumentParser):
-    """Takes no abbreviated flags, keeps the line breaks of its texts, and names the nearest flag to an unknown one."""
+    """Takes no abbreviated flags, keeps the line breaks of its texts, and suggests the closest flag."""
 
     def __init__(self, **options: Any) -> None:
         keep_lines = argparse.RawDescriptionHelpFormatter
@@ -32,5 +32,5 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{words[0]!r} is one argument too many")
         flag = flags[0].partition("=")[0]
         known = {name.lstrip("-"): name for name in self._option_string_actions if name.startswith("--")}
-        close = " or ".join(known[name] for name in near(flag.lstrip("-"), known))
+        close = " or ".join(known[name] for name in close_names(flag.lstrip("-"), known))
         self.error(f"there is no flag {flag}; {f'did you mean {close}?' if close else 'the help lists them all'}")

@@ -7,7 +7,7 @@ from looksam.cli.errors import usage
 from looksam.cli.output import add_json, print_json, say
 from looksam.cli.parser import Parser
 from looksam.cli.train import resolve
-from looksam.train.recipe import Recipe
+from looksam.trainer.recipe import Recipe
 
 NAME = "plan"
 HELP = "memory, FLOPs, bytes sent and hours of a run on any mesh, from the compiled programs"
@@ -26,8 +26,8 @@ examples:
 
 
 def add_arguments(parser: Parser) -> None:
-    from looksam.plan.chips import CHIPS
-    from looksam.plan.result import DEFAULT_UTILISATION
+    from looksam.trainer.plan.chips import CHIPS
+    from looksam.trainer.plan.result import DEFAULT_UTILISATION
 
     parser.usage = "looksam plan RECIPE [--mesh MESH] [--chip CHIP] [--utilisation X] [--json] [--SETTING VALUE ...]"
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES
@@ -51,14 +51,14 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from looksam.plan import chips, environment, table
+    from looksam.trainer.plan import chips, environment, table
 
     recipe = resolve(arguments)
     with usage():
         chip = chips.find(arguments.chip)
         chips.check_utilisation(arguments.utilisation)
     environment.prepare(_devices(recipe))
-    from looksam.plan.run import make_plan  # loads JAX, with those devices
+    from looksam.trainer.plan.run import make_plan  # loads JAX, with those devices
 
     result = make_plan(recipe, chip, arguments.utilisation, (lambda _: None) if arguments.quiet else say)
     if arguments.json:

@@ -4,11 +4,11 @@ import argparse
 import dataclasses
 import fnmatch
 
+from looksam.arguments import did_you_mean
 from looksam.cli.errors import UsageError
 from looksam.cli.output import add_json, print_json
 from looksam.cli.parser import Parser
-from looksam.recipes import ALL, Listing
-from looksam.train.suggest import nearest
+from looksam.trainer.recipes import ALL, Listing
 
 NAME = "recipes"
 HELP = "list the recipes, with the paper's scores and the cost"
@@ -45,7 +45,7 @@ def matching(pattern: str) -> dict[str, Listing]:
     wanted = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
     found = {name: listing for name, listing in ALL.items() if fnmatch.fnmatchcase(name, wanted)}
     if not found:
-        raise UsageError(f"no recipe matches {pattern!r}{nearest(pattern, ALL, 'looksam recipes lists all')}")
+        raise UsageError(f"no recipe matches {pattern!r}{did_you_mean(pattern, ALL, 'looksam recipes lists all')}")
     return found
 
 

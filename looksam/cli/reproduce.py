@@ -64,13 +64,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _names(arguments: argparse.Namespace) -> tuple[str, ...]:
-    from looksam.train.recipe import Recipe
-    from looksam.train.suggest import nearest
+    from looksam.arguments import did_you_mean
+    from looksam.trainer.recipe import Recipe
 
     Recipe(mesh=arguments.mesh)  # says what is wrong with it
     for name in arguments.ids:
         if name not in IDS:
-            raise ValueError(f"experiment {name!r} is unknown{nearest(name, list(IDS))}")
+            raise ValueError(f"experiment {name!r} is unknown{did_you_mean(name, list(IDS))}")
     if arguments.all == bool(arguments.ids):
         raise ValueError(f"name experiments, or pass --all; there are {', '.join(IDS)}.")
     for option in ("seeds", "workers", "microbatch"):
@@ -98,12 +98,12 @@ def _desk(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
 def _full(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
     from looksam.experiments import full
     from looksam.experiments.registry import EXPERIMENTS
-    from looksam.report.text import section_markdown, section_text
-    from looksam.train import processes
+    from looksam.experiments.report.text import section_markdown, section_text
+    from looksam.trainer import distributed
 
     spread = {name: getattr(arguments, name) for name in ("mesh", "microbatch", "data_dir", "download")}
     settings = meeting(arguments)
-    with processes.joined(settings and processes.Meeting(*settings)):
+    with distributed.joined(settings and distributed.Meeting(*settings)):
         for name in _with_recipes(names):
             folder = pathlib.Path(arguments.out) / name
             folder.mkdir(parents=True, exist_ok=True)  # before any time is spent
@@ -111,7 +111,7 @@ def _full(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
                 section, scores = full.train(EXPERIMENTS[name], arguments.seeds or 1, folder, say, **spread)
             except full.Stopped as stop:
                 return SIGNALLED + stop.signal
-            if processes.first():
+            if distributed.first():
                 (folder / "full.json").write_text(json.dumps(scores) + "\n")
                 (folder / "full.md").write_text(section_markdown(section))
                 print(section_text(section), flush=True)
@@ -128,15 +128,15 @@ def _with_recipes(names: tuple[str, ...]) -> list[str]:
 
 
 def _plan(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
-    from looksam.plan import chips, environment, table
-    from looksam.train.recipe import Recipe
+    from looksam.trainer.plan import chips, environment, table
+    from looksam.trainer.recipe import Recipe
 
     data, fsdp = Recipe(mesh=arguments.mesh).mesh_sizes() or (1, 1)
     environment.prepare(data * fsdp)
     from looksam.experiments import full  # loads JAX, with those devices
     from looksam.experiments.registry import EXPERIMENTS
-    from looksam.plan.result import DEFAULT_UTILISATION
-    from looksam.plan.run import make_plan
+    from looksam.trainer.plan.result import DEFAULT_UTILISATION
+    from looksam.trainer.plan.run import make_plan
 
     for name in _with_recipes(names):
         recipes = full.full_recipes(EXPERIMENTS[name])

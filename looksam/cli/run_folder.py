@@ -2,15 +2,15 @@
 
 import pathlib
 
+from looksam.arguments import did_you_mean
 from looksam.cli.errors import UsageError
-from looksam.train.suggest import nearest
 
 
 def run_folder(name: str) -> pathlib.Path:
-    """The folder, or an error that names the nearest one there is."""
+    """The folder, or an error that names the did_you_mean one there is."""
     directory = pathlib.Path(name)
     if directory.is_dir():
         return directory
     folders = directory.parent.iterdir() if directory.parent.is_dir() else ()
     names = [folder.name for folder in folders if folder.is_dir()]
-    raise UsageError(f"{name!r} is not a folder{nearest(directory.name, names, 'pass the folder of a run')}")
+    raise UsageError(f"{name!r} is not a folder{did_you_mean(directory.name, names, 'pass the folder of a run')}")

@@ -6,12 +6,12 @@ import re
 import signal
 from typing import Any
 
-from looksam import recipes
 from looksam.cli import flags
 from looksam.cli.errors import SIGNALLED, UsageError, usage
 from looksam.cli.output import add_json, print_result, say
 from looksam.cli.parser import Parser
-from looksam.train.recipe import Recipe
+from looksam.trainer import recipes
+from looksam.trainer.recipe import Recipe
 
 NAME = "train"
 HELP = "train by a recipe, or go on with a run that was cut off"
@@ -43,12 +43,12 @@ def run(arguments: argparse.Namespace) -> int:
     recipe = resolve(arguments)
     run_dir = pathlib.Path(arguments.run_dir or f"runs/{arguments.recipe}-seed{recipe.seed}")
     settings = meeting(arguments)
-    from looksam.train import processes
-    from looksam.train import run as train
+    from looksam.trainer import distributed
+    from looksam.trainer import run as train
 
-    with processes.joined(settings and processes.Meeting(*settings)):
+    with distributed.joined(settings and distributed.Meeting(*settings)):
         result = train(recipe, run_dir, report=say, quiet=arguments.quiet)
-        if processes.first():
+        if distributed.first():
             print_result(result, as_json=arguments.json)
     return _exit_code(result)
 

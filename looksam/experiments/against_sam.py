@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from looksam.compare.sweep import curve_epochs
 from looksam.experiments import timing, variants
+from looksam.experiments.compare.sweep import curve_epochs
 from looksam.experiments.entries import spread
 from looksam.experiments.naming import display, style
+from looksam.experiments.report.section import Entry, Figure, Section, Series, Table, Value
 from looksam.experiments.significance import RULE, difference, share_kept, significant
 from looksam.experiments.store import Record, Store
 from looksam.experiments.study import TUNING_SEEDS, Study, accuracies, found
 from looksam.experiments.work import CURVE_POINTS
-from looksam.report.section import Entry, Figure, Section, Series, Table, Value
-from looksam.train.optimizers import gradients_per_step
-from looksam.train.recipe import Recipe
+from looksam.trainer.optimizers import gradients_per_step
+from looksam.trainer.recipe import Recipe
 
 CURVES = ("base", "sam", "sam_5", "look_sam_5")
 KEPT = 80  # percent of SAM's gain, from which on LookSAM is said to keep it

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 
 from looksam.experiments import lamb
 from looksam.experiments.entries import printed, spread
+from looksam.experiments.report.section import Entry, Section, Table
 from looksam.experiments.significance import RULE, difference, significant
 from looksam.experiments.store import Store
 from looksam.experiments.study import accuracies
 from looksam.experiments.task import Task
-from looksam.recipes import augment_64k as full
-from looksam.recipes import paper
-from looksam.report.section import Entry, Section, Table
-from looksam.train.recipe import Recipe
+from looksam.trainer.recipe import Recipe
+from looksam.trainer.recipes import augment_64k as full
+from looksam.trainer.recipes import paper
 
 NAME = "augment-64k"
 TITLE = "The largest batches with RandAugment and Mixup"

@@ -5,16 +5,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from looksam.analysis import pac_bayes_bound
-from looksam.compare.run import parameter_count
-from looksam.compare.sweep import SHARPNESS_RHO
-from looksam.data import Dataset, Images
 from looksam.experiments import cifar100, variants, vit
+from looksam.experiments.compare.run import parameter_count
+from looksam.experiments.compare.sweep import SHARPNESS_RHO
 from looksam.experiments.naming import display
+from looksam.experiments.report.section import Entry, Section, Table, Value
 from looksam.experiments.store import Store
 from looksam.experiments.study import Study, found
 from looksam.experiments.task import Task
-from looksam.report.section import Entry, Section, Table, Value
-from looksam.train.recipe import Recipe
+from looksam.trainer.data import Dataset, Images
+from looksam.trainer.recipe import Recipe
 
 NAME = "bound"
 TITLE = "The PAC-Bayes bound as a number"

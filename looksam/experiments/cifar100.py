@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 from looksam.experiments import against_sam, desk, variants
 from looksam.experiments.entries import printed
+from looksam.experiments.report.section import Entry, Section
 from looksam.experiments.store import Store
 from looksam.experiments.study import Study
 from looksam.experiments.task import Task
-from looksam.recipes import cifar100 as full
-from looksam.recipes import paper
-from looksam.report.section import Entry, Section
+from looksam.trainer.recipes import cifar100 as full
+from looksam.trainer.recipes import paper
 
 NAME = "cifar100"
 TITLE = "Accuracy on CIFAR-100"

@@ -1,7 +1,7 @@
 """How long a task takes, in units that only compare with each other, to tell the time left."""
 
 from looksam.experiments.task import Task
-from looksam.train.optimizers import gradients_per_step
+from looksam.trainer.optimizers import gradients_per_step
 
 IMAGE = {"mlp": 0.01, "vit": 0.08, "resnet": 0.16}  # a gradient on one image, about milliseconds; others as resnet
 

@@ -9,7 +9,7 @@ images of these classes.
 from typing import Any
 
 from looksam.experiments.study import Study
-from looksam.train.recipe import Recipe
+from looksam.trainer.recipe import Recipe
 
 NOISE = 0.3  # share of random training labels in the second column
 COLUMNS = {"clean labels": 0.0, "30 % random labels": NOISE}

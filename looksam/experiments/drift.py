@@ -4,16 +4,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from looksam.compare.sweep import curve_epochs
 from looksam.experiments import vit
+from looksam.experiments.compare.sweep import curve_epochs
 from looksam.experiments.drifting import LAG, NAMES
 from looksam.experiments.entries import spread
+from looksam.experiments.report.section import Entry, Figure, Section, Series, Table
 from looksam.experiments.store import Store
 from looksam.experiments.study import tuning_stages
 from looksam.experiments.task import Task
 from looksam.experiments.work import CURVE_POINTS
-from looksam.report.section import Entry, Figure, Section, Series, Table
-from looksam.train.recipe import Recipe
+from looksam.trainer.recipe import Recipe
 
 NAME = "drift"
 TITLE = "How fast the parts of the gradient change"

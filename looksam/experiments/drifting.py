@@ -9,16 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from looksam.analysis import components, make_drift
-from looksam.compare.sweep import curve_epochs
-from looksam.data import Images, epoch_batches
+from looksam.experiments.compare.sweep import curve_epochs
 from looksam.experiments.store import Record
 from looksam.experiments.task import Task
 from looksam.experiments.work import CURVE_POINTS, data_of, plain
-from looksam.models import Model
-from looksam.train.optimizers import make_optimizer
-from looksam.train.programs import make_model
-from looksam.train.recipe import Recipe
-from looksam.train.step import Shared, make_loss
+from looksam.trainer.data import Images, epoch_batches
+from looksam.trainer.models import Model
+from looksam.trainer.optimizers import make_optimizer
+from looksam.trainer.recipe import Recipe
+from looksam.trainer.step import Shared, make_loss
+from looksam.trainer.training import make_model
 
 LAG = 5
 NAMES = ("g", "g_s", "g_h", "g_v")

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from looksam import recipes
 from looksam.experiments.entries import printed
 from looksam.experiments.made import made_by
 from looksam.experiments.registry import Experiment
-from looksam.report.section import Entry, Section, Table, Value
-from looksam.train.recipe import Recipe
+from looksam.experiments.report.section import Entry, Section, Table, Value
+from looksam.trainer import recipes
+from looksam.trainer.recipe import Recipe
 
 ORDER = ("base", "sam", "sam_k", "layer_sam", "look_sam", "look_layer_sam")  # the plan of a later one has more in it
 
@@ -77,7 +77,7 @@ def train(
 
 def _run(name: str, recipe: Recipe, folder: pathlib.Path, say: Callable[[str], None]) -> float:
     """The test accuracy of one run."""
-    from looksam.train.loop import run
+    from looksam.trainer.loop import run
 
     say(f"{name}, seed {recipe.seed}")
     result = run(recipe, folder / f"{name}-seed{recipe.seed}", report=say)

@@ -6,7 +6,7 @@ from looksam.experiments import desk
 from looksam.experiments.store import Store
 from looksam.experiments.study import Study, seeds_of, tuning_stages
 from looksam.experiments.task import Task
-from looksam.train.recipe import Recipe
+from looksam.trainer.recipe import Recipe
 
 BATCHES = (50, 400)  # 24 and 3 steps an epoch
 SCALINGS = ("normalized", "literal", "adaptive")

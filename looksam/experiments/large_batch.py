@@ -6,14 +6,14 @@ from looksam.experiments import lamb
 from looksam.experiments.against_sam import notes
 from looksam.experiments.entries import printed, spread
 from looksam.experiments.naming import display, style
+from looksam.experiments.report.section import Entry, Figure, Section, Series, Table
 from looksam.experiments.significance import difference, significant
 from looksam.experiments.store import Store
 from looksam.experiments.study import accuracies
 from looksam.experiments.task import Task
-from looksam.recipes import large_batch as full
-from looksam.recipes import paper
-from looksam.report.section import Entry, Figure, Section, Series, Table
-from looksam.train.recipe import Recipe
+from looksam.trainer.recipe import Recipe
+from looksam.trainer.recipes import large_batch as full
+from looksam.trainer.recipes import paper
 
 NAME = "large-batch"
 TITLE = "Large batches"

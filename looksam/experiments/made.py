@@ -4,7 +4,7 @@ import pathlib
 import subprocess
 from typing import Any
 
-from looksam.compare.run import versions
+from looksam.experiments.compare.run import versions
 
 PACKAGE = pathlib.Path(__file__).parent.parent
 

@@ -17,8 +17,8 @@ from looksam.experiments.cost import cost
 from looksam.experiments.store import Record
 from looksam.experiments.task import Task
 from looksam.experiments.work import program, records
-from looksam.train.errors import RunError
-from looksam.train.recipe import Recipe
+from looksam.trainer.recipe import Recipe
+from looksam.trainer.run_directory import RunError
 
 Done = Callable[[Task, Record], None]
 

@@ -16,9 +16,9 @@ from looksam.experiments import (
     tradeoff,
     vit,
 )
+from looksam.experiments.report.section import Section
 from looksam.experiments.store import Store
 from looksam.experiments.task import Task
-from looksam.report.section import Section
 
 
 class Experiment(Protocol):

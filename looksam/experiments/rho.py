@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from looksam.experiments import lamb, sweeps
+from looksam.experiments.report.section import Section
 from looksam.experiments.store import Store
 from looksam.experiments.task import Task
-from looksam.recipes import paper
-from looksam.report.section import Section
-from looksam.train.recipe import Recipe
+from looksam.trainer.recipe import Recipe
+from looksam.trainer.recipes import paper
 
 NAME = "rho"
 TITLE = "Sensitivity to ρ"

@@ -4,19 +4,19 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from looksam.compare.sweep import curve_epochs
 from looksam.experiments import against_sam, vit
+from looksam.experiments.compare.sweep import curve_epochs
 from looksam.experiments.entries import printed, spread
 from looksam.experiments.naming import display
+from looksam.experiments.report.section import Entry, Section, Table
 from looksam.experiments.significance import RULE, difference, significant
 from looksam.experiments.store import Store
 from looksam.experiments.study import found
 from looksam.experiments.task import Task
 from looksam.experiments.variants import rows
 from looksam.experiments.work import CURVE_POINTS
-from looksam.recipes import paper
-from looksam.report.section import Entry, Section, Table
-from looksam.train.recipe import Recipe
+from looksam.trainer.recipe import Recipe
+from looksam.trainer.recipes import paper
 
 NAME = "sam5-gap"
 TITLE = "The gap between SAM-5 and SAM"

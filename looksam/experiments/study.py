@@ -15,7 +15,7 @@ import numpy as np
 
 from looksam.experiments.store import Record, Store
 from looksam.experiments.task import Task
-from looksam.train.recipe import Recipe
+from looksam.trainer.recipe import Recipe
 
 TUNING_SEEDS = (100, 101)
 Settings = dict[str, Any]

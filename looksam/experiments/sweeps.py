@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from looksam.experiments import lamb
 from looksam.experiments.entries import printed, spread
+from looksam.experiments.report.section import Entry, Figure, Section, Series, Table
 from looksam.experiments.significance import RULE, difference, significant
 from looksam.experiments.store import Store
 from looksam.experiments.study import accuracies
-from looksam.recipes import paper
-from looksam.report.section import Entry, Figure, Section, Series, Table
-from looksam.train.recipe import Recipe
+from looksam.trainer.recipe import Recipe
+from looksam.trainer.recipes import paper
 
 BATCHES = {50: 16384, 400: 32768}  # of ours, with the paper's that they stand for
 

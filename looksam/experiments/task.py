@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from looksam.train.recipe import Recipe
+from looksam.trainer.recipe import Recipe
 
 Kind = Literal["train", "tune", "drift"]
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from looksam.experiments import timing
 from looksam.experiments.entries import printed, ratio
 from looksam.experiments.naming import display
+from looksam.experiments.report.section import Entry, Section, Table, Value
 from looksam.experiments.store import Store
 from looksam.experiments.task import Task
-from looksam.recipes import paper
-from looksam.report.section import Entry, Section, Table, Value
+from looksam.trainer.recipes import paper
 
 NAME = "time"
 TITLE = "Training time"

@@ -13,11 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from looksam.data import Dataset, Images
 from looksam.experiments.store import Store
-from looksam.train.optimizers import make_rule
-from looksam.train.recipe import Recipe
-from looksam.train.setup import Training
+from looksam.trainer.data import Dataset, Images
+from looksam.trainer.optimizers import make_rule
+from looksam.trainer.recipe import Recipe
+from looksam.trainer.training import Training
 
 STEPS = 10  # a round, of methods without a cycle
 ROUNDS = 6
@@ -58,7 +58,7 @@ def measure(name: str, say: Callable[[str], None]) -> dict[str, Any]:
 
 def flop_ratio(recipe: Recipe) -> float:
     """FLOPs of a mean step, from the compiled programs, to those of the base optimizer."""
-    from looksam.plan.estimate import mixture
+    from looksam.trainer.plan.estimate import mixture
 
     shares = mixture(recipe.method, recipe.k)[recipe.method]
     recipe = recipe.replace(k=min(recipe.k, 2))  # as in _training
@@ -68,10 +68,10 @@ def flop_ratio(recipe: Recipe) -> float:
 
 @functools.cache
 def _flops(recipe: Recipe, program: str) -> float:
-    from looksam.plan.program import cost
-    from looksam.plan.run import REFRESH
-    from looksam.train.abstract import compile_step
-    from looksam.train.layout import make_layout
+    from looksam.trainer.parallel import make_layout
+    from looksam.trainer.plan.program import cost
+    from looksam.trainer.plan.run import REFRESH
+    from looksam.trainer.training import compile_step
 
     return cost(compile_step(recipe, make_layout(recipe.mesh_sizes()), REFRESH[program])).flops
 

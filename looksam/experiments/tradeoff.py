@@ -6,12 +6,12 @@ import numpy as np
 
 from looksam.experiments import timing, vit
 from looksam.experiments.entries import printed, ratio, spread
+from looksam.experiments.report.section import Entry, Figure, Section, Series, Table, Value
 from looksam.experiments.store import Store
 from looksam.experiments.study import accuracies, seeds_of, tuning_stages
 from looksam.experiments.task import Task
-from looksam.recipes import paper
-from looksam.report.section import Entry, Figure, Section, Series, Table, Value
-from looksam.train.recipe import Recipe
+from looksam.trainer.recipe import Recipe
+from looksam.trainer.recipes import paper
 
 NAME = "tradeoff"
 TITLE = "Accuracy against training time"

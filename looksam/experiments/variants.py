@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from looksam.experiments.store import Store
 from looksam.experiments.study import Study, seeds_of, tuning_stages
 from looksam.experiments.task import Task
-from looksam.train.recipe import Recipe
+from looksam.trainer.recipe import Recipe
 
 METHODS = ("base", "sam", "sam_k", "look_sam")
 PERIODS = (5, 10, 20)

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 
 from looksam.experiments import against_sam, desk, variants
 from looksam.experiments.entries import printed, ratio
+from looksam.experiments.report.section import Entry, Section
 from looksam.experiments.store import Store
 from looksam.experiments.study import Study
 from looksam.experiments.task import Task
-from looksam.recipes import paper
-from looksam.recipes import vit as full
-from looksam.report.section import Entry, Section
+from looksam.trainer.recipes import paper
+from looksam.trainer.recipes import vit as full
 
 NAME = "vit"
 TITLE = "Accuracy and time of Vision Transformers"

@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from looksam.compare.sweep import LANE_SETTINGS, Sweep, curve_epochs
-from looksam.data import Dataset, Images
+from looksam.experiments.compare.sweep import LANE_SETTINGS, Sweep, curve_epochs
 from looksam.experiments.store import Record
 from looksam.experiments.task import Kind, Task
-from looksam.train.recipe import Recipe
-from looksam.train.source import prepared, read
+from looksam.trainer.batches import prepared, read
+from looksam.trainer.data import Dataset, Images
+from looksam.trainer.recipe import Recipe
 
 CURVE_POINTS = 10
 LANES = 100  # at most, of an MLP: a vmap over them is faster on a CPU; other models train one lane at a time

@@ -9,9 +9,9 @@ from typing import Literal
 
 from jax.typing import ArrayLike, DTypeLike
 
-from looksam.rules import checks
-from looksam.rules.balls import Ball, Layers, global_ball, layer_ball
-from looksam.rules.core import Groups, Rule, Schedule, make_rule
+from looksam.rules import validation
+from looksam.rules.perturbation import Ball, Layers, global_ball, layer_ball
+from looksam.rules.rule import Groups, Rule, Schedule, make_rule
 
 Scaling = Literal["normalized", "literal", "adaptive"]
 
@@ -72,10 +72,10 @@ def sam_k(
       >>> [rule.refreshes(step) for step in range(5)]
       [True, False, False, True, False]
     """
-    checks.non_negative("rho", rho)
-    checks.group_setting(groups)
-    ball = global_ball(checks.exponent(p))
-    return make_rule(ball, rho=rho, k=checks.period(k), groups=groups, batch_argnums=batch_argnums)
+    validation.non_negative("rho", rho)
+    validation.group_setting(groups)
+    ball = global_ball(validation.exponent(p))
+    return make_rule(ball, rho=rho, k=validation.period(k), groups=groups, batch_argnums=batch_argnums)
 
 
 def look_sam(
@@ -116,14 +116,14 @@ def look_sam(
     Reference:
       Liu et al., CVPR 2022, Algorithm 1. We refresh at step 0 already, so that g_v exists from the start.
     """
-    checks.non_negative("rho", rho)
-    checks.non_negative("alpha", alpha)
-    checks.storage(store_dtype)
-    checks.group_setting(groups)
+    validation.non_negative("rho", rho)
+    validation.non_negative("alpha", alpha)
+    validation.storage(store_dtype)
+    validation.group_setting(groups)
     return make_rule(
-        global_ball(checks.exponent(p)),
+        global_ball(validation.exponent(p)),
         rho=rho,
-        k=checks.period(k),
+        k=validation.period(k),
         alpha=alpha,
         store_dtype=store_dtype,
         groups=groups,
@@ -165,8 +165,8 @@ def layer_sam(
       Liu et al., CVPR 2022, Algorithm 2. Its formula is ``scaling="literal"``.
     """
     ball = _checked_layer_ball(p, scaling, layers)
-    checks.non_negative("rho", rho)
-    checks.group_setting(groups)
+    validation.non_negative("rho", rho)
+    validation.group_setting(groups)
     return make_rule(ball, rho=rho, k=1, groups=groups, batch_argnums=batch_argnums)
 
 
@@ -211,14 +211,14 @@ def look_layer_sam(
       Liu et al., CVPR 2022, Algorithm 3.
     """
     ball = _checked_layer_ball(p, scaling, layers)
-    checks.non_negative("rho", rho)
-    checks.non_negative("alpha", alpha)
-    checks.storage(store_dtype)
-    checks.group_setting(groups)
+    validation.non_negative("rho", rho)
+    validation.non_negative("alpha", alpha)
+    validation.storage(store_dtype)
+    validation.group_setting(groups)
     return make_rule(
         ball,
         rho=rho,
-        k=checks.period(k),
+        k=validation.period(k),
         alpha=alpha,
         store_dtype=store_dtype,
         groups=groups,
@@ -227,6 +227,6 @@ def look_layer_sam(
 
 
 def _checked_layer_ball(p: float, scaling: str, layers: Layers | None) -> Ball:
-    checks.layer_scaling(scaling)
-    checks.layer_function(layers)
-    return layer_ball(checks.exponent(p), scaling, layers)
+    validation.layer_scaling(scaling)
+    validation.layer_function(layers)
+    return layer_ball(validation.exponent(p), scaling, layers)

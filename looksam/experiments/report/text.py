@@ -1,0 +1,140 @@
+"""A report as plain text: for the terminal, for Markdown documents and for spreadsheets."""
+
+import csv
+import io
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from looksam.experiments.report.section import Entry, Section, Table, Value
+
+NOTHING = "–"
+WIDTH = 100  # of a sentence in the terminal
+
+
+def entry_text(entry: Entry) -> str:
+    """What stands in the cell.
+
+    >>> entry_text(Value(97.351, 0.058))
+    '97.35 ± 0.06'
+    >>> entry_text(Value(1.273, unit="×"))
+    '1.27×'
+    >>> entry_text(None)
+    '–'
+    """
+    if not isinstance(entry, Value):
+        return NOTHING if entry is None else entry
+    number = f"{entry.value:z.{entry.digits}f}"  # z: no minus before a zero
+    error = "" if entry.error is None else f" ± {entry.error:.{entry.digits}f}"
+    return f"{number}{error}{entry.unit}"
+
+
+def lines_text(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
+    """Aligned columns: those in ``left`` to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [
+            cell.ljust(w) if i in left else cell.rjust(w) for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
+        ]
+        return "  ".join(padded).rstrip()
+
+    return "\n".join(map(line, lines))
+
+
+def lines_markdown(lines: Sequence[Sequence[str]], left: Collection[int]) -> str:
+    """The first of the lines is the header."""
+    header, *rows = ["| " + " | ".join(_markdown_cell(cell) for cell in line) + " |" for line in lines]
+    rule = "".join("|---" if i in left else "|---:" for i in range(len(lines[0]))) + "|"
+    return "\n".join([header, rule, *rows])
+
+
+def table_text(table: Table) -> str:
+    return f"{table.title}\n\n{lines_text(cells(table), left_columns(table))}"
+
+
+def table_markdown(table: Table) -> str:
+    return f"**{table.title}**\n\n{lines_markdown(cells(table), left_columns(table))}"
+
+
+def table_csv(table: Table) -> str:
+    """Numbers in full, standard errors in columns of their own, nothing where there is no number."""
+    columns = [_csv_column(name, [row[i] for row in table.rows]) for i, name in enumerate(table.columns)]
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(zip(*(part for column in columns for part in column), strict=True))
+    return out.getvalue()
+
+
+def section_markdown(section: Section, figure_suffix: str = ".svg") -> str:
+    """A chapter of a document; figures are links to files beside it."""
+    images = [f"![{_bracketed(figure.title)}]({figure.name}{figure_suffix})" for figure in section.figures]
+    parts = [
+        f"## {section.title}",
+        section.question,
+        _bullets(section.answers),
+        *map(table_markdown, section.tables),
+        *images,
+        _bullets(section.notes),
+        f"<sub>{source_text(section.source)}</sub>" if section.source else "",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def section_text(section: Section) -> str:
+    """Title, answers and tables."""
+    wrap = [textwrap.fill(answer, WIDTH, break_on_hyphens=False) for answer in section.answers]
+    parts = [f"{section.title}\n{'=' * len(section.title)}", "\n".join(wrap), *map(table_text, section.tables)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def source_text(source: Mapping[str, Any]) -> str:
+    """On what a section rests, in one line.
+
+    >>> source_text({"scale": "desk", "seeds": 5, "versions": {"jax": "0.10.2", "optax": "0.2.8"}})
+    'scale: desk · seeds: 5 · versions: jax 0.10.2, optax 0.2.8'
+    """
+    return " · ".join(f"{name}: {_source_value(value)}" for name, value in source.items())
+
+
+def cells(table: Table) -> list[tuple[str, ...]]:
+    """The header and the rows, as printed."""
+    return [table.columns, *(tuple(map(entry_text, row)) for row in table.rows)]
+
+
+def left_columns(table: Table) -> set[int]:
+    """The first, and those of words."""
+    return {i for i in range(len(table.columns)) if i == 0 or _words([row[i] for row in table.rows])}
+
+
+def _words(column: Sequence[Entry]) -> bool:
+    return any(isinstance(entry, str) and any(map(str.isalpha, entry)) for entry in column)
+
+
+def _csv_column(name: str, column: Sequence[Entry]) -> list[list[Any]]:
+    """One column, or two where there are errors."""
+    values = [entry for entry in column if isinstance(entry, Value)]
+    units = {value.unit.strip() for value in values} - {""}
+    title = f"{name} [{units.pop()}]" if len(units) == 1 else name
+    parts = [[title, *(float(entry.value) if isinstance(entry, Value) else entry for entry in column)]]
+    if any(value.error is not None for value in values):
+        errors = [float(e.error) if isinstance(e, Value) and e.error is not None else None for e in column]
+        parts.append([f"{name}, standard error", *errors])
+    return parts
+
+
+def _source_value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {part}" for name, part in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _bullets(sentences: Sequence[str]) -> str:
+    return "\n".join(f"- {sentence}" for sentence in sentences)
+
+
+def _markdown_cell(cell: str) -> str:
+    return cell.replace("|", "\\|").replace("\n", " ")
+
+
+def _bracketed(text: str) -> str:
+    return text.replace("[", "\\[").replace("]", "\\]")

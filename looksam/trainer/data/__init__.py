@@ -1,0 +1,24 @@
+"""Where images come from and in which order. Needs no jax, so that worker processes stay light."""
+
+from looksam.trainer.data.reading.dataset import Dataset, Encoded, Images
+from looksam.trainer.data.reading.decode import BadImageError
+from looksam.trainer.data.reading.labels import hold_out, with_label_noise
+from looksam.trainer.data.reading.load import NAMES, load_dataset
+from looksam.trainer.data.reading.order import batch_across_epochs, epoch_batches, rows_per_epoch
+from looksam.trainer.data.reading.stream import eval_batches, train_batches
+
+__all__ = [
+    "NAMES",
+    "BadImageError",
+    "Dataset",
+    "Encoded",
+    "Images",
+    "batch_across_epochs",
+    "epoch_batches",
+    "eval_batches",
+    "hold_out",
+    "load_dataset",
+    "rows_per_epoch",
+    "train_batches",
+    "with_label_noise",
+]

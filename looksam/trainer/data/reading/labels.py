@@ -1,0 +1,94 @@
+"""Labels are checked before any image is decoded: an error names the file, the row and the value.
+
+Label noise: a fixed share of the training labels is replaced by random ones.
+
+A validation split, held out of the training set.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from looksam.trainer.data.reading.dataset import Encoded, Images
+from looksam.trainer.data.reading.order import generator
+
+
+def check_labels(labels: np.ndarray, num_classes: int, place: Callable[[int], str], fix: str = "") -> np.ndarray:
+    """The labels as int32, all of them in 0 .. num_classes - 1."""
+    if not np.issubdtype(labels.dtype, np.integer):
+        first = f" ({place(0)}: {labels[0]!r})" if len(labels) else ""
+        raise TypeError(f"labels are {labels.dtype}, not integers{first}; store class numbers from 0.")
+    wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
+    if wrong.size:
+        row = int(wrong[0])
+        raise ValueError(
+            f"{place(row)}: label {labels[row]} is outside 0..{num_classes - 1} ({wrong.size} such rows); "
+            + (fix or "correct the labels, or pass the true num_classes.")
+        )
+    return labels.astype(np.int32)
+
+
+def check_class_count(num_classes: int) -> int:
+    if isinstance(num_classes, bool) or not isinstance(num_classes, int | np.integer):
+        raise TypeError(f"num_classes={num_classes!r} is not an int; pass how many classes there are.")
+    if num_classes < 1:
+        raise ValueError(f"num_classes={num_classes} is out of range; pass num_classes >= 1.")
+    return int(num_classes)
+
+
+def with_label_noise(labels: np.ndarray, fraction: float, num_classes: int, seed: int) -> np.ndarray:
+    """A copy of the labels in which exactly round(fraction * n), chosen by the seed, are drawn anew.
+
+    The new labels are uniform over ALL classes, so that one in num_classes of them happens to be the true one:
+    "30 % random" leaves about 0.7 + 0.3 / num_classes of the labels true.
+    """
+    if not 0 <= fraction <= 1:  # NaN too
+        raise ValueError(f"label noise fraction={fraction} is out of range; pass 0 <= fraction <= 1.")
+    check_class_count(num_classes)
+    rng = generator("label noise", seed)
+    chosen = rng.permutation(len(labels))[: round(fraction * len(labels))]
+    noisy = np.array(labels)
+    noisy[chosen] = rng.integers(0, num_classes, len(chosen))
+    return noisy
+
+
+Set = TypeVar("Set", Images, Encoded)
+
+
+def hold_out(images: Set, share: float | int, seed: int) -> tuple[Set, Set]:
+    """(kept, held out), both in the original order, chosen by the seed and stratified by class.
+
+    Args:
+      images: the set to divide.
+      share: how much is held out: a float in (0, 1) is a fraction, an int a count.
+      seed: the split is a pure function of it and of the labels.
+    """
+    count = _count(share, len(images))
+    rng = generator("hold out", seed)
+    held = np.zeros(len(images), bool)
+    for label, quota in _quotas(images.labels, count).items():
+        held[rng.permutation(np.flatnonzero(images.labels == label))[:quota]] = True
+    return images.take(np.flatnonzero(~held)), images.take(np.flatnonzero(held))
+
+
+def _count(share: float | int, n: int) -> int:
+    if isinstance(share, bool) or not isinstance(share, int | float | np.integer | np.floating):
+        raise TypeError(f"share={share!r} is not a number; pass a fraction such as 0.1 or a count such as 5000.")
+    fraction = isinstance(share, float | np.floating)
+    count = round(share * n) if fraction and 0 < share < 1 else int(share) if not fraction else 0
+    if not 0 < count < n:
+        raise ValueError(
+            f"share={share} holds out no image or all of the {n}; pass a fraction in (0, 1) or a count in 1..{n - 1}."
+        )
+    return count
+
+
+def _quotas(labels: np.ndarray, count: int) -> dict[int, int]:
+    """How many of each class, in proportion; what rounding leaves over goes to the largest remainders."""
+    classes, sizes = np.unique(labels, return_counts=True)
+    exact = sizes * (count / len(labels))
+    quotas = np.floor(exact).astype(np.int64)
+    largest = np.argsort(quotas - exact, kind="stable")
+    quotas[largest[: count - quotas.sum()]] += 1
+    return dict(zip(classes.tolist(), quotas.tolist(), strict=True))

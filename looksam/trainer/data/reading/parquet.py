@@ -1,0 +1,254 @@
+"""Random access to the encoded images of Parquet files, one row group at a time.
+
+Folders of Parquet files in the layout of the Hugging Face hub: an encoded-image column and a label column.
+"""
+
+import json
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from looksam.trainer.data.reading.dataset import Encoded, OnBadImage, require
+from looksam.trainer.data.reading.decode import BadImageError
+from looksam.trainer.data.reading.labels import check_class_count, check_labels
+
+CACHE_BYTES = 512 * 2**20  # a process keeps row groups of about this size in memory
+
+
+class ParquetRows:
+    """The rows of several files, one after the other.
+
+    Parquet can be read only by whole row groups, so the last ones used are kept. Pickled as paths and row counts:
+    each process opens the files itself, when it first reads.
+    """
+
+    def __init__(self, paths: list[Path], image_column: str):
+        self._paths = paths
+        self._column = image_column
+        groups = [(file, *group) for file, path in enumerate(paths) for group in _row_groups(path, image_column)]
+        self._file = np.array([group[0] for group in groups], np.int64)
+        self._group = np.array([group[1] for group in groups], np.int64)
+        self._starts = np.cumsum([0] + [group[2] for group in groups])
+        self._at_once = max(1, CACHE_BYTES // max(1, int(np.mean([group[3] for group in groups] or [1]))))
+        self._forget()
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key not in ("_lock", "_open", "_cache")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget()
+
+    def read(self, row: int) -> bytes:
+        block = self._block(row)
+        data = self._images(block)[row - int(self._starts[block])].as_py()
+        if data is None:
+            raise BadImageError(f"{self.place(row)}: column {self._column!r} holds no image bytes; store them inline.")
+        return data
+
+    def place(self, row: int) -> str:
+        file = self._file[self._block(row)]
+        first = self._starts[np.searchsorted(self._file, file)]
+        return f"{self._paths[file]} row {row - int(first)}"
+
+    def blocks(self) -> np.ndarray:
+        return np.repeat(np.arange(len(self._file)), np.diff(self._starts))
+
+    def blocks_at_once(self) -> int:
+        return self._at_once
+
+    def _block(self, row: int) -> int:
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} is outside 0..{len(self) - 1}")
+        return int(np.searchsorted(self._starts, row, side="right")) - 1
+
+    def _images(self, block: int) -> Any:
+        with self._lock:  # Arrow's file reader is not made for several threads
+            if block in self._cache:
+                self._cache.move_to_end(block)
+            else:
+                self._cache[block] = self._load(block)
+                if len(self._cache) > self._at_once:
+                    self._cache.popitem(last=False)
+            return self._cache[block]
+
+    def _load(self, block: int) -> Any:
+        file, group = int(self._file[block]), int(self._group[block])
+        if file not in self._open:
+            self._open[file] = _open(self._paths[file])
+        try:
+            table = self._open[file].read_row_group(group, columns=[f"{self._column}.bytes"])
+        except (require("pyarrow").ArrowException, OSError) as error:
+            raise ValueError(f"{self._paths[file]}: row group {group} is damaged ({error}); fetch it again.") from error
+        return table.column(0).combine_chunks().field("bytes")
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[int, Any] = {}
+        self._cache: OrderedDict[int, Any] = OrderedDict()
+
+
+def _open(path: Path) -> Any:
+    return require("pyarrow.parquet").ParquetFile(path, memory_map=True)
+
+
+def _row_groups(path: Path, image_column: str) -> list[tuple[int, int, int]]:
+    """(number, rows, bytes of the images) of each row group that is not empty."""
+    with _open(path) as file:
+        groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+        return [
+            (number, group.num_rows, _column_bytes(group, f"{image_column}.bytes"))
+            for number, group in enumerate(groups)
+            if group.num_rows
+        ]
+
+
+def _column_bytes(group: Any, name: str) -> int:
+    columns = (group.column(i) for i in range(group.num_columns))
+    return sum(column.total_uncompressed_size for column in columns if column.path_in_schema == name)
+
+
+LABEL_NAMES = ("label", "fine_label")  # taken where there are several integer columns
+
+
+def has_parquet(folder: Path) -> bool:
+    return bool(_files(folder, "train"))
+
+
+def load_parquet(
+    folder: Path,
+    *,
+    on_bad_image: OnBadImage = "fail",
+    image_column: str | None = None,
+    label_column: str | None = None,
+    num_classes: int | None = None,
+    test_splits: tuple[str, ...] = ("test", "validation"),
+) -> tuple[Encoded, Encoded, int]:
+    """(train, test, number of classes) of a folder with ``train-*.parquet`` and ``test-*`` or ``validation-*``.
+
+    Args:
+      folder: the files are in it, or in its subfolder ``data``.
+      on_bad_image: 'fail' or 'skip'.
+      image_column: the struct {bytes, path}; by default the only one there is.
+      label_column: by default the only integer column, else ``label``, else ``fine_label``.
+      num_classes: by default what the file's metadata say, else the largest training label + 1.
+      test_splits: the first of these that is there is the test set.
+    """
+    train_files = _split(folder, ("train",))
+    test_files = _split(folder, test_splits)
+    schema = _schema(train_files[0])
+    image = image_column or _only(_image_columns(schema), "encoded-image", "image_column", train_files[0], schema)
+    label = label_column or _label_column(schema, train_files[0])
+    train_labels = _labels(train_files, image, label)
+    test_labels = _labels(test_files, image, label)
+    classes = num_classes or _named_classes(schema, label) or max(1, int(train_labels.max()) + 1)
+    check_class_count(classes)
+    return (
+        _encoded(train_files, image, train_labels, classes, on_bad_image),
+        _encoded(test_files, image, test_labels, classes, on_bad_image),
+        classes,
+    )
+
+
+def _split(folder: Path, names: tuple[str, ...]) -> list[Path]:
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not a folder; pass the folder that holds the Parquet files.")
+    for name in names:
+        if files := _files(folder, name):
+            return files
+    there = sorted(path.name for path in folder.glob("*.parquet"))
+    wanted = " or ".join(f"{name}-*.parquet" for name in names)
+    raise FileNotFoundError(f"{folder} has no {wanted} (Parquet files there: {', '.join(there) or 'none'}).")
+
+
+def _files(folder: Path, split: str) -> list[Path]:
+    return sorted(folder.glob(f"{split}-*.parquet")) or sorted((folder / "data").glob(f"{split}-*.parquet"))
+
+
+def _schema(path: Path) -> Any:
+    pyarrow = require("pyarrow")
+    try:
+        return require("pyarrow.parquet").read_schema(path)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{path} is not a readable Parquet file ({error}); fetch it again.") from error
+
+
+def _image_columns(schema: Any) -> list[str]:
+    return [field.name for field in schema if _is_encoded_image(field.type)]
+
+
+def _is_encoded_image(kind: Any) -> bool:
+    types = require("pyarrow").types
+    if not types.is_struct(kind) or kind.get_field_index("bytes") < 0:
+        return False
+    inner = kind.field("bytes").type
+    return bool(types.is_binary(inner) or types.is_large_binary(inner))
+
+
+def _label_column(schema: Any, path: Path) -> str:
+    is_integer = require("pyarrow").types.is_integer
+    columns = [field.name for field in schema if is_integer(field.type)]
+    named = [name for name in LABEL_NAMES if name in columns]
+    if len(columns) > 1 and named:
+        return named[0]
+    return _only(columns, "integer label", "label_column", path, schema)
+
+
+def _only(columns: list[str], what: str, argument: str, path: Path, schema: Any) -> str:
+    if len(columns) == 1:
+        return columns[0]
+    if columns:
+        raise ValueError(f"{path} has several {what} columns: {', '.join(columns)}; choose one with {argument}=.")
+    there = ", ".join(f"{field.name}: {field.type}" for field in schema)
+    raise ValueError(f"{path} has no {what} column (columns: {there}); a struct {{bytes, path}} and an int are needed.")
+
+
+def _labels(files: list[Path], image: str, label: str) -> np.ndarray:
+    """The label column of all files, each file's columns checked."""
+    parts = []
+    for path in files:
+        schema = _schema(path)
+        for name in (image, label):
+            if name not in schema.names:
+                raise ValueError(f"{path} has no column {name!r}; it has {', '.join(schema.names)}.")
+        if not _is_encoded_image(schema.field(image).type):
+            raise ValueError(f"{path}: column {image!r} is {schema.field(image).type}, not a struct with image bytes.")
+        parts.append(_label_values(path, label))
+    labels = np.concatenate(parts)
+    if not len(labels):
+        raise ValueError(f"{files[0]} and the files after it hold no rows; fetch them again.")
+    return labels
+
+
+def _label_values(path: Path, label: str) -> np.ndarray:
+    column = require("pyarrow.parquet").read_table(path, columns=[label]).column(0)
+    if not require("pyarrow").types.is_integer(column.type):
+        first = f", e.g. {column[0].as_py()!r} in row 0" if len(column) else ""
+        raise TypeError(
+            f"{path}: label column {label!r} is {column.type}, not an integer{first}; choose label_column=."
+        )
+    if column.null_count:
+        row = column.is_null().to_pylist().index(True)
+        raise ValueError(f"{path} row {row}: label {label!r} is missing (null); give every image a label.")
+    return column.to_numpy()
+
+
+def _named_classes(schema: Any, label: str) -> int | None:
+    """How many class names the hub's own metadata give, if any."""
+    try:
+        names = json.loads(schema.metadata[b"huggingface"])["info"]["features"][label]["names"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return len(names) if isinstance(names, list) and names else None
+
+
+def _encoded(files: list[Path], image: str, labels: np.ndarray, classes: int, on_bad_image: OnBadImage) -> Encoded:
+    rows = ParquetRows(files, image)
+    fix = "correct the labels, pass the true num_classes, or another test_split where this one hides its labels."
+    return Encoded(rows, check_labels(labels, classes, rows.place, fix), on_bad_image)

@@ -1,0 +1,42 @@
+"""A multi-layer perceptron on the flattened image."""
+
+import itertools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from looksam.trainer.models import checks, layers
+from looksam.trainer.models.functional import MakeModule, Mode
+from looksam.trainer.models.layers import head
+
+
+class MLP(nnx.Module):
+    """Linear and ReLU for each width, then a linear layer to the classes."""
+
+    def __init__(self, sizes: tuple[int, ...], num_classes: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        pairs = itertools.pairwise(sizes)
+        self.hidden = nnx.List([_dense(n_in, n_out, dtype=dtype, rngs=rngs) for n_in, n_out in pairs])
+        self.head = head(sizes[-1], num_classes, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array, mode: Mode) -> jax.Array:
+        x = x.reshape(x.shape[0], -1)
+        for layer in self.hidden:
+            x = jax.nn.relu(layer(x))
+        return self.head(x)
+
+
+def _dense(n_in: int, n_out: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.Linear:
+    he = layers.normal(math.sqrt(2 / n_in))
+    return nnx.Linear(n_in, n_out, dtype=dtype, kernel_init=he, rngs=rngs)
+
+
+def mlp(
+    image_shape: tuple[int, int, int], num_classes: int, dtype: Any, *, widths: tuple[int, ...] = (128, 128, 128)
+) -> MakeModule:
+    """``widths`` are those of the hidden layers; () is logistic regression."""
+    height, width, channels = image_shape
+    sizes = (height * width * channels, *checks.wholes("widths", widths))
+    return lambda rngs: MLP(sizes, num_classes, dtype=dtype, rngs=rngs)

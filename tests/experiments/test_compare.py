@@ -1,0 +1,53 @@
+"""``looksam compare`` from the command line, in small."""
+
+import json
+
+import numpy as np
+import pytest
+
+from looksam.cli import main
+from looksam.experiments.report.table import as_text
+
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
+
+
+def test_methods_side_by_side_with_lamb(tmp_path, capsys):
+    layer_rules = ["--methods", "base", "look_layer_sam", "--optimizer", "lamb", "--learning-rate", "0.02"]
+    short = ["--epochs", "2", "--seeds", "2", "--rounds", "1", "--out", str(tmp_path)]
+    assert main(["compare", "digits", *layer_rules, *short]) == 0
+    result = json.loads((tmp_path / "results.json").read_text())["digits"]
+    assert as_text(result) in capsys.readouterr().out
+    assert list(result["methods"]) == ["base", "look_layer_sam"]
+    for outcome in result["methods"].values():
+        assert np.shape(outcome["curve"]) == (2, 2) and len(outcome["sharpness_test"]) == 2
+        assert outcome["accuracy"] == outcome["curve"][-1]
+        assert all(30 < accuracy <= 100 for accuracy in outcome["accuracy"])
+    assert result["methods"]["base"]["time_ratio"] == [1.0, 1.0, 1.0]
+    assert result["methods"]["look_layer_sam"]["gradients_per_step"] == pytest.approx(1.2)
+    assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tuning_does_not_read_the_test_set(tmp_path, capsys):
+    arguments = ["compare", "digits", "--tune", "--methods", "sam", "--epochs", "1", "--seeds", "1"]
+    assert main([*arguments, "--out", str(tmp_path)]) == 1
+    assert "--validation" in capsys.readouterr().err
+    assert main([*arguments, "--validation", "0.25", "--out", str(tmp_path), "--json"]) == 0
+    tuning = json.loads((tmp_path / "tuning.json").read_text())["digits"]["methods"]["sam"]
+    scores = [np.mean(seeds) for seeds in tuning["accuracy"]]
+    assert tuning["pick"] == tuning["grid"][int(np.argmax(scores))]
+    hits = np.array(scores) * 150 / 100
+    np.testing.assert_allclose(hits, np.round(hits), atol=1e-4)  # of the 150 held out, not of 1,197
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["digit"], "did you mean digits"), (["--seeds", "0"], "at least 1"), (["--methods", "sgd"], "invalid choice")],
+)
+def test_bad_arguments(arguments, message, tmp_path, capsys):
+    try:
+        code = main(["compare", *arguments, "--out", str(tmp_path / "new")])
+    except SystemExit as exit:
+        code = exit.code
+    assert code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()

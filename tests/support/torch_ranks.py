@@ -1,0 +1,216 @@
+"""Training on two processes, for test_torch_ranks.py: python torch_ranks.py RANK FOLDER.
+
+Everything found is written to FOLDER before the process group is torn down, which can abort at exit.
+"""
+
+import io
+import math
+import pathlib
+import re
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+from torch_problems import RULES, build
+
+from looksam.torch import LookSAM, engine
+
+engine.SMALL = 0  # or gradients as small as these would be copied anyway, be they views or not
+
+RANKS, STEPS = 2, 5
+DATA = torch.Generator().manual_seed(0)
+X = torch.randn(12, 5, generator=DATA, dtype=torch.float64)
+Y = torch.randn(12, 1, generator=DATA, dtype=torch.float64)
+FSDP_OPTIONS = {  # name: (rule, options); two tensors a layer in the last
+    **{name: (name, {}) for name in RULES},
+    "p=3": ("look_sam", {"p": 3.0}),
+    "p=inf": ("look_layer_sam", {"p": math.inf}),
+    "adaptive, p=3": ("look_layer_sam", {"p": 3.0, "scaling": "adaptive"}),
+    "bfloat16": ("look_sam", {"store_dtype": torch.bfloat16}),
+    "layers": ("look_layer_sam", {"layers": lambda name: name.split(".")[0]}),
+}
+
+
+def network(width=7):
+    """Seven rows and a bias of one: neither can be split evenly."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, width), nn.Tanh(), nn.Linear(width, 1)).double()
+
+
+def base_for(model):
+    return torch.optim.SGD(list(model.named_parameters()), lr=0.1, momentum=0.9)
+
+
+def closure_for(model, opt, x, y, change=None):
+    calls = []
+
+    def closure():
+        opt.zero_grad()
+        loss = ((model(x) - y) ** 2).mean()
+        loss.backward()
+        calls.append(1)
+        if change:
+            change(model, len(calls))
+        return loss
+
+    return closure
+
+
+def weights(model):
+    """Whole tensors, wherever they are."""
+    tensors = [p.detach() for p in model.parameters()]
+    return [(x.full_tensor() if hasattr(x, "full_tensor") else x).clone() for x in tensors]
+
+
+def train(model, opt, x, y, steps=STEPS, change=None):
+    seen = []
+    for _ in range(steps):
+        opt.step(closure_for(model, opt, x, y, change))
+        seen.append((weights(model), opt.info.grad_norm))
+    return seen
+
+
+class Counter:
+    """Counts calls of all_reduce made by the rules."""
+
+    def __enter__(self):
+        self.sizes, self.plain = [], dist.all_reduce
+        dist.all_reduce = lambda tensor, *args, **kwargs: (
+            self.sizes.append(tensor.numel()),
+            self.plain(tensor, *args, **kwargs),
+        )[1]
+        return self
+
+    def __exit__(self, *_):
+        dist.all_reduce = self.plain
+
+
+def data_parallel(name, x, y, perturbation="global", bucket_views=False, change=None, steps=STEPS):
+    model = DistributedDataParallel(network(), gradient_as_bucket_view=bucket_views)
+    buckets = []
+
+    def count(_, bucket):
+        buckets.append(bucket.buffer().numel())
+        return dist.all_reduce(bucket.buffer().div_(RANKS), async_op=True).get_future().then(lambda f: f.value()[0])
+
+    model.register_comm_hook(None, count)
+    opt = build(name, base_for(model), model=model, perturbation=perturbation)
+    per_step = []
+    seen = []
+    for _ in range(steps):
+        seen += train(model, opt, x, y, steps=1, change=change)
+        per_step.append(len(buckets))
+        buckets.clear()
+    return {"steps": seen, "buckets": per_step, "fell_back": bool(opt.info.fell_back)}
+
+
+def fsdp(mesh=None):
+    model = network()
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def replicas_of_shards():
+    """HSDP, with shards on one rank: sums must not count the replicas."""
+    return fsdp(init_device_mesh("cpu", (RANKS, 1), mesh_dim_names=("replicate", "shard")))
+
+
+def tensor_parallel():
+    """Some parameters sharded by rows, one by columns, and a bias on both ranks."""
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    return parallelize_module(network(width=8), init_device_mesh("cpu", (RANKS,)), plan)
+
+
+def scaled(x, y):
+    """fp16's scaler on sharded gradients; the third step overflows on one rank and is skipped on both."""
+    model = fsdp()
+    opt, scaler = build("look_sam", base_for(model)), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    seen = []
+    for step in range(STEPS + 1):
+
+        def closure(step=step):
+            opt.zero_grad()
+            scaler.scale(((model(x) - y) ** 2).mean()).backward()
+            if step == 2 and dist.get_rank() == 0:
+                next(model.parameters()).grad.to_local()[0, 0] = torch.inf
+
+        opt.step(closure, scaler=scaler)
+        scaler.update()
+        seen.append((weights(model), None))
+    return {"steps": seen, "scale": scaler.get_scale()}
+
+
+def sharded(model, rule, options, x, y):
+    opt = build(rule, base_for(model), **options)
+    with Counter() as reductions:
+        first = train(model, opt, x, y, steps=1)
+        refresh = len(reductions.sizes)
+        first += train(model, opt, x, y, steps=1)
+        reuse = len(reductions.sizes) - refresh
+    file = io.BytesIO()  # one for each rank
+    torch.save(opt.state_dict(), file)
+    file.seek(0)
+    at = [p.detach().clone() for p in model.parameters()]
+    straight = train(model, opt, x, y, steps=STEPS - 2)
+    with torch.no_grad():  # back to the second step, in the middle of a cycle
+        for p, w in zip(model.parameters(), at, strict=True):
+            p.copy_(w)
+    again = build(rule, base_for(model), **options)
+    again.load_state_dict(torch.load(file, weights_only=True))
+    return {
+        "steps": first + straight,
+        "resumed": first + train(model, again, x, y, steps=STEPS - 2),
+        "reductions": (refresh, reuse),
+    }
+
+
+def blow_up_first(rank):
+    """The squares of rank 1's own gradient overflow; its second gradient is fine."""
+
+    def change(model, call):
+        if call == 1 and rank == 1:
+            next(model.parameters()).grad[0, 0] = 1e200
+
+    return change
+
+
+def documented(x, y):
+    """The recipe of docs/pytorch.md, as it stands there."""
+    text = (pathlib.Path(__file__).parents[2] / "docs/pytorch.md").read_text()
+    (code,) = re.findall(r"^```python\n(model = DistributedDataParallel.*?)^```", text, re.MULTILINE | re.DOTALL)
+    space = {"torch": torch, "LookSAM": LookSAM, "DistributedDataParallel": DistributedDataParallel, "model": network()}
+    exec(compile(code, "docs/pytorch.md", "exec"), space)
+    return train(space["model"], space["opt"], x, y)
+
+
+def main(rank, folder):
+    store = dist.FileStore(f"{folder}/store", RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    x, y = X.chunk(RANKS)[rank], Y.chunk(RANKS)[rank]
+    found = {}
+    for name in RULES:
+        found["ddp", name] = data_parallel(name, x, y)
+        found["views", name] = data_parallel(name, x, y, bucket_views=True)
+        found["rank", name] = data_parallel(name, x, y, perturbation="rank")
+        found["rank, views", name] = data_parallel(name, x, y, perturbation="rank", bucket_views=True)
+        found["overflow", name] = data_parallel(name, x, y, "rank", change=blow_up_first(rank), steps=1)
+    for name, (rule, options) in FSDP_OPTIONS.items():
+        found["fsdp", name] = sharded(fsdp(), rule, options, x, y)
+    for name in RULES:
+        found["replicas", name] = sharded(replicas_of_shards(), name, {}, x, y)
+        found["tensor parallel", name] = sharded(tensor_parallel(), name, {}, X, Y)
+    found["scaled"] = scaled(x, y)
+    found["recipe"] = documented(x, y)
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

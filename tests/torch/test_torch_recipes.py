@@ -1,0 +1,164 @@
+"""The recipes of docs/pytorch.md, run as they stand there, against a plain loop over the same batches."""
+
+import pathlib
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch_problems import flat
+
+from looksam.torch import LookSAM
+
+TEXT = (pathlib.Path(__file__).parents[2] / "docs/pytorch.md").read_text()
+DATA = torch.Generator().manual_seed(0)
+X, Y = torch.randn(48, 6, generator=DATA), torch.randint(3, (48,), generator=DATA)
+BATCHES = list(zip(X.split(8), Y.split(8), strict=True))  # six: the second cycle begins
+PASSES = 8  # 2 + 1 + 1 + 1 + 1 + 2
+
+
+def recipe(heading):
+    (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL)
+    return re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+
+
+class Net(nn.Module):
+    """With dropout and batch normalisation; remembers the batches and the masks of its passes."""
+
+    def __init__(self, masks=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.last = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+        self.masks, self.seen = masks, []
+
+    def forward(self, x, labels=None):
+        mask = torch.rand(len(x), 8) > 0.2 if self.masks is None else self.masks[len(self.seen)]
+        self.seen.append((x, labels, mask))
+        logits = self.last(torch.relu(self.norm(self.first(x)) * mask))
+        return logits if labels is None else {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def run(code, net, **names):
+    """Execute a recipe; what it defined."""
+    space = {
+        "torch": torch,
+        "LookSAM": LookSAM,
+        "model": net,
+        "criterion": nn.functional.cross_entropy,
+        "loader": BATCHES,
+        "device": "cpu",
+        **names,
+    }
+    exec(compile(code, "docs/pytorch.md", "exec"), space)
+    return space
+
+
+def optimizer(net):
+    return LookSAM(torch.optim.AdamW(net.parameters(), lr=1e-3), rho=0.1, k=5, model=net)
+
+
+def check(net, schedule=False):
+    """Passes in pairs where they should be, with one mask; and the weights of a plain loop over these batches."""
+    assert len(net.seen) == PASSES
+    clean = [entry for i, entry in enumerate(net.seen) if i not in (1, 7)]
+    for i in (0, 6):
+        for ours, second in zip(net.seen[i], net.seen[i + 1], strict=True):
+            assert ours is second is None or torch.equal(ours, second)
+    plain = Net(masks=[entry[2] for entry in net.seen])
+    opt = optimizer(plain)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=100)
+    for (x, own, _), (_, y) in zip(clean, BATCHES, strict=True):
+
+        def closure(x=x, y=y if own is None else own):
+            opt.zero_grad()
+            loss = nn.functional.cross_entropy(plain(x), y)
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+        if schedule:
+            scheduler.step()
+    for ours, expected in zip(net.state_dict().values(), plain.state_dict().values(), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_plain_loop():
+    net = Net()
+    space = run(recipe("A plain loop")[0], net)
+    check(net, schedule=True)
+    assert space["scheduler"].get_last_lr()[0] < 1e-3
+
+
+def test_clipping():
+    net = Net()
+    opt = optimizer(net)
+    run(recipe("Clipping")[0], net, opt=opt)
+    norms = []
+    opt.base.register_step_pre_hook(lambda *_: norms.append(np.linalg.norm(flat([p.grad for p in net.parameters()]))))
+    loop = recipe("A plain loop")[0].split("\nfor ")[1].replace("scheduler.step()", "")
+    run(f"for {loop}", net, opt=opt)
+    assert len(norms) == len(BATCHES) and max(norms) <= 1.0
+
+
+def test_without_a_closure():
+    net = Net()
+    run(recipe("Without a closure")[0], net, opt=optimizer(net))
+    check(net)
+
+
+def test_fp16_scaler():
+    net = Net()
+    space = run(recipe("Mixed precision")[0], net, opt=optimizer(net))
+    passes, count = len(net.seen), space["opt"].state_dict()["rule"]["count"]
+    skipped = len(BATCHES) - count
+    assert passes == skipped + count + len(range(0, count, 5))
+    assert space["scaler"].get_scale() == 65536.0 / 2**skipped
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers which may be a bottleneck")
+@pytest.mark.filterwarnings("ignore:.*The number of training batches \\(6\\) is smaller than the logging interval")
+def test_lightning():
+    lightning = pytest.importorskip("lightning")
+    net = Net()
+    module = run(recipe("Lightning")[0], net, lightning=lightning)["Classifier"](net)
+    trainer = lightning.Trainer(
+        max_steps=len(BATCHES),
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=8))
+    check(net)
+
+
+def test_accelerate():
+    accelerate = pytest.importorskip("accelerate")
+    net, data = Net(), torch.utils.data.TensorDataset(X, Y)
+    loader = torch.utils.data.DataLoader(data, batch_size=8)
+    accelerator = accelerate.Accelerator(cpu=True)
+    run(recipe("Accelerate")[0], net, opt=optimizer(net), loader=loader, accelerator=accelerator)
+    check(net)
+
+
+def test_hugging_face_trainer(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    arguments = transformers.TrainingArguments(
+        str(tmp_path),
+        max_steps=len(BATCHES),
+        per_device_train_batch_size=8,
+        max_grad_norm=0,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+    )
+    net, dataset = Net(), [{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)]
+    code = recipe("Hugging Face Trainer")[0]
+    space = run(code, net, transformers=transformers, arguments=arguments, dataset=dataset)
+    space["trainer"].train()
+    check(net)

@@ -1,0 +1,285 @@
+"""``looksam plan``: times from costs by their definitions, the paper's numbers beside them, and the command."""
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from looksam.cli import main
+from looksam.trainer import recipes
+from looksam.trainer.plan import beside, chips, environment, explain, table
+from looksam.trainer.plan.collectives import Collective
+from looksam.trainer.plan.estimate import Seconds, estimates, mixture, seconds
+from looksam.trainer.plan.program import Cost, Memory
+from looksam.trainer.plan.result import plan
+
+GIB = 2**30
+LARGE = "vit_b16-lamb-32768-look_layer_sam"
+
+
+def make_cost(flops=6e12, reductions=1, outputs=3e9, temporary=GIB, **changes):
+    gradient = Collective("all-reduce", 400_000_000, 400_000_000, 8, 1, (), False, "gradient")
+    memory = Memory(arguments=4 * GIB, outputs=int(outputs), aliased=int(outputs), temporary=temporary)
+    fields = {"flops": int(flops), "collectives": (gradient,) * reductions, "memory": memory, "uncounted": ()}
+    return Cost(**fields | changes)
+
+
+def make_costs(**changes):
+    one, two = make_cost(**changes), make_cost(**{"flops": 12e12, "reductions": 2} | changes)
+    return {"base": one, "refresh": two, "reuse": one}
+
+
+# --- the model of time ------------------------------------------------------------------------------------------
+
+
+def test_seconds_are_work_over_speed():
+    """A TPU v3 device is half a chip: 61.5 TFLOP/s, 450 GB/s of memory, 340/1024/2 TB/s to others."""
+    found = seconds(make_cost(), chips.find("tpu-v3"), "bfloat16", 0.5)
+    assert found.gradients == pytest.approx(6e12 / (61.5e12 * 0.5), rel=1e-12)
+    assert found.state == pytest.approx(2 * 3e9 / 450e9, rel=1e-12)
+    assert found.network == pytest.approx(2 * 400e6 * 7 / 8 / (340e12 / 2048), rel=1e-12)
+    assert found.apart == pytest.approx(found.gradients + found.state + found.network, rel=1e-12)
+    assert found.overlapped == pytest.approx(found.gradients + found.state, rel=1e-12)
+
+
+def test_the_slower_of_work_and_network_counts_if_they_overlap():
+    assert Seconds(2.0, 1.0, 5.0).overlapped == 5.0
+    assert Seconds(2.0, 4.0, 5.0).overlapped == 6.0
+
+
+def test_float32_runs_at_tf32_on_gpu_and_as_bfloat16_on_tpu():
+    cost = make_cost()
+    times = {
+        (name, dtype): seconds(cost, chips.find(name), dtype, 1.0).gradients
+        for name in ("a100", "tpu-v4")
+        for dtype in ("float32", "bfloat16")
+    }
+    assert times["a100", "float32"] == 2 * times["a100", "bfloat16"] == 6e12 / 156e12
+    assert times["tpu-v4", "float32"] == times["tpu-v4", "bfloat16"] == 6e12 / 275e12
+
+
+@pytest.mark.parametrize("utilisation", [0.0, -1.0, 1.5, float("nan")])
+def test_a_utilisation_out_of_range_raises(utilisation):
+    with pytest.raises(ValueError, match="utilisation=.*0 < utilisation <= 1"):
+        seconds(make_cost(), chips.find("a100"), "float32", utilisation)
+
+
+def test_an_unknown_chip_names_the_nearest():
+    with pytest.raises(ValueError, match="chip 'tpu-3' is unknown; did you mean tpu-v3"):
+        chips.find("tpu-3")
+
+
+@pytest.mark.parametrize(
+    ("method", "k", "shares"),
+    [
+        ("base", 5, {"base": {"base": 1}}),
+        ("sam", 5, {"base": {"base": 1}, "sam": {"refresh": 1}}),
+        ("look_sam", 4, {"base": {"base": 1}, "sam": {"refresh": 1}, "look_sam": {"refresh": 0.25, "reuse": 0.75}}),
+        ("sam_k", 1, {"base": {"base": 1}, "sam": {"refresh": 1}, "sam_k": {"refresh": 1}}),
+    ],
+)
+def test_which_programs_a_method_runs(method, k, shares):
+    assert mixture(method, k) == shares
+
+
+def test_a_method_takes_the_time_of_its_cycle():
+    """Five steps of Look-LayerSAM-5 are one refresh and four reuse steps, added up."""
+    programs = {"base": Seconds(3.0, 1.0, 0.5), "refresh": Seconds(6.0, 1.1, 9.0), "reuse": Seconds(3.1, 1.2, 0.5)}
+    base, layer_sam, look = estimates(programs, "look_layer_sam", 5, steps=7200)
+    assert [e.method for e in (base, layer_sam, look)] == ["base", "layer_sam", "look_layer_sam"]
+    cycle = (6.0 + 1.1 + 9.0) + 4 * (3.1 + 1.2 + 0.5)
+    overlapped = 9.0 + 4 * (3.1 + 1.2)
+    assert (base.hours, base.hours_overlapped, base.ratio) == (pytest.approx(4.5 * 2), pytest.approx(4.0 * 2), 1)
+    assert (layer_sam.ratio, layer_sam.ratio_overlapped) == (pytest.approx(16.1 / 4.5), pytest.approx(9 / 4))
+    assert (look.apart, look.hours) == (pytest.approx(cycle / 5), pytest.approx(2 * cycle / 5))
+    assert (look.overlapped, look.ratio_overlapped) == (pytest.approx(overlapped / 5), pytest.approx(overlapped / 20))
+
+
+def test_where_all_is_gradient_the_ratios_are_two_and_one_and_a_fifth():
+    chip = chips.find("tpu-v4")
+    times = {name: seconds(cost, chip, "float32", 0.4) for name, cost in make_costs(outputs=0).items()}
+    assert [e.ratio for e in estimates(times, "look_layer_sam", 5, 1)] == pytest.approx([1, 2, 1.2])
+
+
+# --- the paper beside it ----------------------------------------------------------------------------------------
+
+
+def test_the_papers_ratios():
+    recipe = recipes.find("vit_b16-lamb-4096-look_layer_sam").recipe
+    (row,) = beside.measured(recipe, ["base", "layer_sam", "look_layer_sam"])
+    assert (row.batch_size, row.chips) == (4096, 128)
+    assert row.hours == {"base": 4.8, "layer_sam": 8.4, "look_layer_sam": 5.6}
+    assert {method: round(ratio, 2) for method, ratio in row.ratios.items()} == {
+        **{"base": 1.0, "layer_sam": 1.75, "look_layer_sam": 1.17}
+    }
+
+
+def test_where_the_paper_has_no_base_a_smaller_batch_stands_beside():
+    rows = beside.measured(recipes.find(LARGE).recipe, ["base", "layer_sam", "look_layer_sam"])
+    assert [(row.batch_size, row.chips, row.hours["base"]) for row in rows] == [(32768, 1024, None), (4096, 128, 4.8)]
+    assert rows[0].ratios["layer_sam"] is None
+
+
+def test_the_papers_vits_and_recipes_it_has_no_times_for():
+    (row,) = beside.measured(recipes.find("vit_s16-look_sam-10").recipe, ["base", "sam", "look_sam"])
+    assert row.chips is None
+    assert row.hours == pytest.approx({"base": 24.1 / 12, "sam": 44.9 / 12, "look_sam": 27.6 / 12})  # 300 epochs
+    assert beside.measured(recipes.find("digits").recipe, ["base"]) == []
+    assert beside.measured(recipes.find("vit_b16-lamb-4096-look_sam").recipe, ["sam"]) == []
+
+
+def test_what_explains_the_difference_is_said_with_its_numbers():
+    """LayerSAM = 2 gradients + rest = 1.75 leaves 25 % for the rest; then Look-LayerSAM-5 should be 1 + 0.75/5."""
+    result = make_plan(recipes.find(LARGE).recipe)
+    explained = " ".join(result["notes"])
+    assert "The paper's 1.75 so means that 25% of its base step was no gradient" in explained
+    assert "1 + 0.75/5 = 1.15; the paper has 1.17" in explained
+    ours = 2 - result["methods"][1]["ratio"]
+    assert f"the only such part is the reading and writing of the state, {ours:.1%}." in explained
+
+
+def test_the_utilisation_the_papers_hours_come_to():
+    rows = [beside.Measured(4096, 128, {"base": 2.0})]
+    (line,) = explain.implied_utilisation(rows, 0.25 * 2 * 3600 * 128 * 123e12)
+    assert "2 hours of base on 128 TPU v3 chips (batch 4,096) are a utilisation of 0.25" in line
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------
+
+
+def make_plan(recipe, costs=None, chip="tpu-v3", devices=8, **changes):
+    options = {"devices": devices, "steps": 11_700, "backend": "cpu", "chip": chips.find(chip)}
+    return plan(recipe, make_costs() if costs is None else costs, **options | changes)
+
+
+def test_a_plan_is_plain_data_that_adds_up():
+    result = json.loads(json.dumps(make_plan(recipes.find(LARGE).recipe)))
+    refresh, look = result["programs"]["refresh"], result["methods"][2]
+    assert refresh["collectives"] == {"all-reduce": {"runs": 2, "bytes": 800e6, "sent": 2 * 2 * 400e6 * 7 / 8}}
+    assert refresh["sent_bytes"] == refresh["collectives"]["all-reduce"]["sent"]
+    assert refresh["memory"]["total"] == 4 * GIB + GIB
+    assert (result["chips"], look["programs"]) == (4, {"refresh": 0.2, "reuse": 0.8})
+    assert look["hours"] == pytest.approx(look["seconds"] * 11_700 / 3600)
+    assert look["chip_hours"] == pytest.approx(4 * look["hours"])
+
+
+def test_the_table_shows_the_numbers():
+    result = make_plan(recipes.find(LARGE).recipe)
+    text = table.as_text(LARGE, result)
+    refresh = next(line for line in text.splitlines() if line.startswith("refresh"))
+    assert refresh.split()[:7] == ["refresh", "12", "2", "all-reduce", "1,400", "5", "4"]
+    look = next(line for line in text.splitlines() if line.startswith("Look-LayerSAM-5"))
+    assert f" {result['methods'][2]['ratio']:.2f} " in look and "0.7 h" in look and "5.6 h, 1.17" in look
+    assert max(map(len, text.splitlines())) <= 160
+    assert all(f"- {note[:40]}" in text for note in result["notes"])
+
+
+def test_what_to_beware_of_is_said_only_where_it_is_so():
+    recipe = recipes.find(LARGE).recipe
+    calm = " ".join(make_plan(recipe, chip="tpu-v4")["notes"])
+    for word in (
+        "do not fit",
+        "more than the",
+        "not counted: ",
+        "unknown length",
+        "every branch",
+        "bfloat16 in float32",
+    ):
+        assert word not in calm
+    large = make_costs(temporary=40 * GIB)
+    assert "44.0 GiB do not fit in the 16.0 GiB of a device: pass a smaller --microbatch" in notes(recipe, large)
+    assert "16 devices are more than the 8 that A100" in notes(recipe, chip="a100", devices=16)
+    assert "not counted: custom-call x" in notes(recipe, make_costs(uncounted=("custom-call x",)))
+    flag = Collective("all-reduce", 1, 1, 8, None, ("while",), False, "flag")
+    assert "loop of unknown length" in notes(recipe, make_costs(collectives=(flag,)))
+    often = Collective("all-reduce", 4, 4, 8, 60, ("while",), False, "often")
+    assert "60 collectives a step also wait" in notes(recipe, make_costs(collectives=(often,)))
+    branch = Collective("all-reduce", 4096, 4096, 8, 1, (), True, "branch")
+    assert "every branch of a conditional" in notes(recipe, make_costs(collectives=(branch,)))
+    assert "cpu back end computes bfloat16 in float32" in notes(recipe.replace(dtype="bfloat16"))
+
+
+def notes(recipe, costs=None, **options):
+    return " ".join(make_plan(recipe, costs, **options)["notes"])
+
+
+# --- the environment --------------------------------------------------------------------------------------------
+
+
+def test_devices_are_asked_for_and_what_the_user_has_set_stays():
+    environ = {"XLA_FLAGS": "--xla_dump_to=x"}
+    environment.prepare(1024, environ)
+    assert environ["XLA_FLAGS"].split() == ["--xla_dump_to=x", "--xla_force_host_platform_device_count=1024"]
+    assert environ["JAX_PLATFORMS"] == "cpu"
+    ours = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "tpu"}
+    environ = dict(ours)
+    environment.prepare(8, environ)
+    assert environ == ours
+    with pytest.raises(ValueError, match="the mesh has 8 devices, and JAX has started with 4; leave"):
+        environment.check(8, 4)
+    environment.check(8, 8)
+
+
+# --- the command ------------------------------------------------------------------------------------------------
+
+
+def mlp_flops(images, *widths):
+    """Forward and backward: three products a layer, and two in the first, whose input needs no gradient."""
+    products = [2 * images * n_in * n_out for n_in, n_out in itertools.pairwise(widths)]
+    return 3 * sum(products) - products[0]
+
+
+PROGRAM = """if True:
+    import sys
+    from looksam.cli import main
+    assert main(["plan", "--help"]) == 0 and "jax" not in sys.modules
+    sys.exit(main(["plan", *sys.argv[1:]]))
+"""
+
+
+def run_plan(*arguments):
+    """In a process of its own, as a user runs it: it asks for its devices before JAX starts, and not for its help."""
+    environ = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+
+
+def test_a_plan_of_the_real_programs_has_the_flops_and_reductions_of_its_formula():
+    """On twelve devices in two micro-batches: each device has 8 of the 96 images, and reduces after the loop."""
+    done = run_plan("digits", "--mesh=data=12", "--batch-size=96", "--microbatch=48", "--k=3", "--json")
+    assert done.returncode == 0, done.stderr
+    assert sorted(re.findall(r"compiled (\w+) in", done.stderr)) == ["base", "refresh", "reuse"]
+    result = json.loads(done.stdout.splitlines()[-1])
+    gradient, parameters = mlp_flops(8, 64, 128, 128, 128, 10), 64 * 128 + 2 * 128 * 128 + 128 * 10 + 3 * 128 + 10
+    for name, gradients in (("base", 1), ("refresh", 2), ("reuse", 1)):
+        program = result["programs"][name]
+        assert program["flops"] == gradients * gradient
+        assert list(program["collectives"]) == ["all-reduce"] and not program["uncounted"]
+        reduced = program["collectives"]["all-reduce"]
+        assert reduced["runs"] == gradients
+        assert 0 <= reduced["bytes"] - gradients * 4 * parameters < 100  # the loss and the like go with it
+        assert reduced["sent"] == pytest.approx(2 * reduced["bytes"] * 11 / 12)
+        state = 2 + (name != "base")  # parameters, momentum, and g_v
+        assert 0 <= program["memory"]["outputs"] - state * 4 * parameters < 2000
+    assert (result["devices"], result["backend"], result["steps"]) == (12, "cpu", 100 * (600 // 96))
+    assert [method["method"] for method in result["methods"]] == ["base", "sam", "look_sam"]
+    assert result["methods"][2]["programs"] == pytest.approx({"refresh": 1 / 3, "reuse": 2 / 3})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["digits", "--chip", "tpu"], 2, "chip 'tpu' is unknown"),
+        (["digits", "--utilisation", "0"], 2, "utilisation=0.0 is out of range; pass 0 < utilisation <= 1"),
+        (["digits", "--mesh", "data=3", "--batch-size", "50"], 1, "batch_size=50 is no multiple of the devices"),
+        (["digits", "--mesh", "data=16"], 1, "the mesh has 16 devices, and JAX has started with 8"),
+        (["imagenette-vit-s32", "--mesh", "data=1"], 1, "the size of dataset 'parquet' is not known"),
+    ],
+)
+def test_what_cannot_be_planned_is_said_before_time_is_spent(arguments, code, message, capsys):
+    assert main(["plan", *arguments]) == code
+    assert message in capsys.readouterr().err

@@ -1,0 +1,147 @@
+"""The trainer against the same steps by hand, and what stops a run."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import looksam
+from looksam.experiments.compare.sweep import Sweep, curve_epochs
+from looksam.trainer import RunError, evaluate_run, run
+from looksam.trainer.batches import load
+from looksam.trainer.data import epoch_batches
+from looksam.trainer.metrics import read_metrics
+from looksam.trainer.recipe import Recipe
+from looksam.trainer.training import Training
+
+SHORT = Recipe(
+    mesh="data=1", batch_size=200, epochs=2, learning_rate=0.05, method="look_sam", rho=0.1, k=3, log_every=2
+)
+
+
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
+
+
+def test_steps_equal_the_same_by_hand():
+    training = Training(SHORT)
+    state = training.init()
+    params, rule = state.params, looksam.look_sam(0.1, 0.7, k=3)
+    tx = optax.sgd(optax.cosine_decay_schedule(0.05, 6), momentum=0.9)
+    rule_state, opt_state = rule.init(params), tx.init(params)
+    images, labels = training.dataset.train.images / np.float32(240), training.dataset.train.labels
+
+    def loss(params, x, y):
+        logits, _ = training.programs.model.apply(params, {}, x, train=True)
+        return -jnp.mean(jax.nn.log_softmax(logits)[jnp.arange(len(y)), y])
+
+    params = jax.tree.map(jnp.copy, params)  # the trainer donates its own
+    for i in range(5):
+        batch = epoch_batches(600, 200, 0, i // 3)[i % 3]
+        state, metrics = training.step(state, i)
+        value, grads, rule_state, info = rule.gradient(
+            jax.value_and_grad(loss), params, rule_state, images[batch], labels[batch]
+        )
+        updates, opt_state = tx.update(grads, opt_state, params)
+        params = optax.apply_updates(params, updates)
+        np.testing.assert_allclose(metrics["loss"], value, rtol=1e-5)
+        np.testing.assert_allclose(metrics["cosine"], info.cosine, rtol=1e-4)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), state.params, params)
+    assert int(state.step) == int(state.rule_state.count) == 5
+
+
+def test_statistics_are_of_the_clean_pass_and_dropout_of_one_key():
+    small = {"model": "wide_resnet", "depth": 10, "widen": 1, "batch_size": 50, "dropout": 0.3}
+    recipe = SHORT.replace(**small, rho=5.0)  # far away: statistics there would differ
+    training, flat = Training(recipe), Training(recipe.replace(rho=0.0))
+    far, metrics = training.step(training.init(), 0)
+    near, still = flat.step(flat.init(), 0)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), far.stats, near.stats)
+    assert metrics["g_v_norm"] > 0.1
+    assert float(still["g_v_norm"]) == 0.0  # ρ = 0 and the same mask: g_s is g
+
+
+def test_evaluation_counts_every_image_once():
+    training = Training(SHORT)
+    state = training.init()
+    test = training.dataset.test
+    logits = np.asarray(training.programs.model.apply(state.params, {}, test.images / np.float32(240), train=False)[0])
+    scores = training.evaluate(state)  # 1,197 images in batches of 500
+    assert scores["accuracy"] == pytest.approx(100 * np.mean(np.argmax(logits, -1) == test.labels), abs=1e-4)
+    expected = optax.softmax_cross_entropy_with_integer_labels(logits, test.labels).mean()
+    assert scores["loss"] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_run_writes_its_recipe_metrics_and_checkpoint(tmp_path):
+    result = run(SHORT, tmp_path / "run", quiet=True)
+    assert (result["status"], result["step"]) == ("finished", 6)
+    assert Recipe.from_json((tmp_path / "run/recipe.json").read_text()) == SHORT
+    lines = read_metrics(tmp_path / "run/metrics.jsonl")
+    assert [line["step"] for line in lines if line["split"] == "train"] == [2, 4, 6]
+    assert [line["step"] for line in lines if line["split"] == "test"] == [3, 6]
+    again = evaluate_run(tmp_path / "run")
+    assert again["test_accuracy"] == result["test_accuracy"]
+    assert run(SHORT, tmp_path / "run", quiet=True)["test_accuracy"] == result["test_accuracy"]  # nothing left to do
+
+
+def test_another_recipe_in_the_same_folder(tmp_path):
+    run(SHORT.replace(steps=1), tmp_path, quiet=True)
+    with pytest.raises(RunError, match="rho: 0.1 there, 0.2 here"):
+        run(SHORT.replace(steps=1, rho=0.2), tmp_path, quiet=True)
+
+
+def test_a_folder_without_a_run(tmp_path):
+    with pytest.raises(RunError, match=r"no recipe\.json"):
+        evaluate_run(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot write to .*pass another --run-dir"):
+        run(SHORT, tmp_path / "file" / "run", quiet=True)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
+    recipe = SHORT.replace(learning_rate=1e30, method="base", log_every=1, epochs=20)
+    with pytest.raises(RunError, match=r"loss is (nan|inf) at step \d+; .*Lower learning_rate"):
+        run(recipe, tmp_path, quiet=True)
+
+
+def test_a_batch_larger_than_the_data():
+    with pytest.raises(ValueError, match="batch_size=601 is larger than the 600 training images"):
+        load(Recipe(batch_size=601))
+
+
+def test_data_is_limited_held_out_and_noisy_as_the_recipe_says():
+    whole, held = load(Recipe()), load(Recipe(validation=0.25))
+    assert (len(held.train), len(held.test)) == (450, 150)
+    assert len(load(Recipe(train_limit=130)).train) == 130
+    few = load(Recipe(classes=3, train_limit=60, batch_size=10))
+    assert few.num_classes == 3 and np.bincount(few.train.labels).tolist() == [20, 20, 20]
+    np.testing.assert_array_equal(few.test.labels, whole.test.labels[whole.test.labels < 3])
+    with pytest.raises(ValueError, match="classes=11 is more than the 10 of digits"):
+        load(Recipe(classes=11))
+    noisy = load(Recipe(label_noise=0.5))
+    changed = np.mean(noisy.train.labels != whole.train.labels)
+    assert 0.4 < changed <= 0.5
+    np.testing.assert_array_equal(noisy.test.labels, whole.test.labels)
+
+
+def test_a_lane_of_a_sweep_is_the_run_of_its_seed(tmp_path):
+    recipe = SHORT.replace(label_noise=0.2)
+    lanes = [recipe.replace(seed=1), recipe.replace(seed=2, rho=0.3, alpha=0.2, learning_rate=0.02)]
+    curve = Sweep(recipe, load(recipe)).start(lanes).run(points=2)
+    assert curve.shape == (2, 2)
+    for i, lane in enumerate(lanes):
+        alone = run(lane, tmp_path / str(i), quiet=True)
+        assert curve[-1, i] == pytest.approx(alone["test_accuracy"], abs=0.1)  # at most one image of 1,197
+
+
+def test_a_lane_differs_in_few_settings():
+    with pytest.raises(ValueError, match="a lane may set seed, learning_rate, rho, alpha"):
+        Sweep(SHORT, load(SHORT)).start([SHORT.replace(k=2)])
+
+
+def test_curve_epochs():
+    assert curve_epochs(100, 4) == [25, 50, 75, 100]
+    assert curve_epochs(2, 10) == [1, 2]
