@@ -1,8 +1,9 @@
-# The two commands of the README. Both set up .venv first; JAX, or any other part, comes from constraints.txt.
+# The README's two commands are `make demo` and `make test`. Each sets up .venv first, with versions from constraints.txt.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint clean
+.PHONY: demo test quick lint oldest clean
 
 demo: .venv/train
 	$(BIN)/looksam compare
@@ -10,17 +11,28 @@ demo: .venv/train
 test: .venv/dev lint
 	$(BIN)/python -m pytest -n 2
 
+# About a minute: lint, types, the architecture, and every rule against the float64 reference.
+quick: .venv/dev lint
+	$(BIN)/python -m pytest -n 2 -q tests/test_architecture.py tests/test_package.py tests/rules/test_oracle.py \
+		tests/rules/test_conformance.py tests/torch/test_torch_oracle.py
+
 lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The whole suite with the oldest versions that pyproject.toml allows. PyTorch brings its CUDA libraries: several GB.
+oldest: pyproject.toml constraints-oldest.txt
+	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python $(PIP) -c constraints-oldest.txt -e '.[dev]'
+	.venv-oldest/bin/python -m pytest -n 2
+
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
 .venv/train .venv/dev: .venv/%: pyproject.toml constraints.txt | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[$*]'
 	@touch $@
 
 clean:
-	rm -rf .venv build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest build .mypy_cache .pytest_cache .ruff_cache .hypothesis
