@@ -30,22 +30,22 @@ class Runner:
     def __init__(self, recipe, folder):
         self.training = Training(recipe)
         self.state, self.count = self.training.init(), 0
-        self.arguments = jax.device_put(self.training.feed.arguments(0))
+        self.arguments = jax.device_put(self.training.batches.arguments(0))
         self.log = MetricsLog(folder)
         self.progress = Progress(10**6, images_per_step=recipe.batch_size, quiet=True)
 
     def bare(self):
         """The compiled step alone, on one batch that is on the device already."""
         for _ in range(CYCLE):
-            refresh = self.training.programs.rule.refreshes(self.count) if self.training.rule else None
-            self.state, _ = self.training._step(self.state, refresh, *self.arguments)
+            programs = self.training.programs
+            self.state, _ = programs.step(self.state, programs.refreshes(self.count), *self.arguments)
             self.count += 1
 
     def loop(self):
         """The trainer's step: its own batches, metrics fetched and written once a cycle."""
         for _ in range(CYCLE):
-            self.state, metrics = self.training.step(self.state, self.count)
             self.count += 1
+            self.state, metrics = self.training.step(self.state, self.count - 1, log=self.count % CYCLE == 0)
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         self.log.write(self.count, "train", values)
         self.progress.update(self.count, loss=values["loss"])
@@ -54,7 +54,7 @@ class Runner:
         """What a step waits for its batch: the next indices, drawn and put on the device."""
         started = time.perf_counter()
         for i in range(100):
-            jax.block_until_ready(jax.device_put(self.training.feed.arguments(i)))
+            jax.block_until_ready(jax.device_put(self.training.batches.arguments(i)))
         return (time.perf_counter() - started) / 100
 
     def seconds(self, part):

@@ -1,16 +1,16 @@
-"""One type-checked flag for each setting of a recipe, its help being the comment on the setting."""
+"""One type-checked flag for each setting of a recipe, its help being the docstring below the setting."""
 
 import argparse
+import ast
 import dataclasses
 import functools
 import inspect
-import io
-import tokenize
+import itertools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
-from looksam.trainer.recipe import Recipe, parse
+from looksam.trainer.recipe import SECTIONS, Recipe, parse
 
 
 class Setting(NamedTuple):
@@ -29,9 +29,8 @@ class Setting(NamedTuple):
 @functools.cache
 def settings() -> tuple[Setting, ...]:
     """Every field of ``Recipe``, in order."""
-    types_by_name = {field.name: field.type for field in dataclasses.fields(Recipe)}
-    found = {name: (section, text) for name, section, text in _comments(inspect.getsource(Recipe), types_by_name)}
-    return tuple(Setting(name, kind, *found.get(name, ("other settings", ""))) for name, kind in types_by_name.items())
+    sections, texts = {name: title for title, names in SECTIONS.items() for name in names}, _docstrings()
+    return tuple(Setting(f.name, f.type, sections[f.name], texts[f.name]) for f in dataclasses.fields(Recipe))
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -48,18 +47,15 @@ def given(arguments: argparse.Namespace) -> dict[str, Any]:
     return {s.name: getattr(arguments, s.name) for s in settings() if hasattr(arguments, s.name)}
 
 
-def _comments(source: str, names: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """(name, section, help) of the fields: a comment of its own starts a section, one behind a field is its help."""
-    section = ""
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type != tokenize.COMMENT:
-            continue
-        text = token.string.lstrip("# ")
-        name = token.line.partition(":")[0].strip()
-        if token.line.lstrip().startswith("#"):
-            section = text
-        elif name in names:
-            yield name, section, text
+def _docstrings() -> dict[str, str]:
+    """The string literal below each field of ``Recipe``."""
+    [recipe] = ast.parse(inspect.getsource(Recipe)).body
+    assert isinstance(recipe, ast.ClassDef)
+    texts = {}
+    for field, text in itertools.pairwise(recipe.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+            texts[ast.unparse(field.target)] = ast.literal_eval(text.value)
+    return texts
 
 
 def _options(setting: Setting) -> dict[str, Any]:

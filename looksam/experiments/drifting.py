@@ -17,7 +17,7 @@ from looksam.trainer.data import Images, epoch_batches
 from looksam.trainer.models import Model
 from looksam.trainer.optimizers import make_optimizer
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.step import Shared, make_loss
+from looksam.trainer.step import StepContext, make_loss
 from looksam.trainer.training import make_model
 
 LAG = 5
@@ -60,7 +60,7 @@ def _make_step(recipe: Recipe, dataset: Any, model: Model, total_steps: int, ima
         opt_state = tx.init(params) if opt_state is None else opt_state
 
         def of_batch(w: Any) -> jax.Array:
-            return loss(w, (), Shared(stats, key, key), images[rows], labels[rows], keys)[0]
+            return loss(w, (), StepContext(stats, key, key), images[rows], labels[rows], keys)[0]
 
         parts = components(of_batch, params, rho, recipe.p)
         updates, opt_state = tx.update(parts.g_s, opt_state, params)

@@ -109,7 +109,7 @@ class _Clock:
         began = time.perf_counter()
         for _ in range(self.steps):
             refresh = self.rule.refreshes(self.i) if self.rule else None
-            batch = self.training.feed.arguments(self.i)
+            batch = self.training.batches.arguments(self.i)
             self.state, _ = self.training.programs.step(self.state, refresh, *batch)
             self.i += 1
         jax.block_until_ready(self.state)

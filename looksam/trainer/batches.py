@@ -1,16 +1,16 @@
-"""The images a recipe names: limited, held out, with noisy labels and at its size.
+"""The batches of a run: which images each step sees, placed on the devices that process them.
 
-Where a run's batches come from: a set in the memory of the device or the host, or a stream of decoded images.
+This is the first stop of a batch on its way to the optimizer. Images come from ``looksam.trainer.data.reading``, as
+arrays or as a stream that is decoded during training; ``step.py`` takes over inside the compiled step.
 
-A feed gives the arguments of step i from (seed, i) alone, so a checkpoint needs no more than the step.
-
-Every image of the test set once, in batches that divide over the devices.
+The batch of step i depends on the seed and on i alone, so a checkpoint stores the step number and nothing else about
+the data.
 """
 
 import dataclasses
 import os
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,6 @@ from looksam.trainer.data import (
     Dataset,
     Encoded,
     Images,
-    batch_across_epochs,
-    epoch_batches,
     eval_batches,
     hold_out,
     load_dataset,
@@ -29,27 +27,33 @@ from looksam.trainer.data import (
     train_batches,
     with_label_noise,
 )
-from looksam.trainer.parallel import Layout, OneDevice, chosen, local_rows
+from looksam.trainer.data.reading.order import Order
+from looksam.trainer.parallel import Layout, SingleDeviceLayout
 from looksam.trainer.recipe import Recipe
 
-SPLIT_SEED = 0  # of what is held out and of the label noise: the same data for every seed of a run
+SPLIT_SEED = 0  # of the held-out images and of the label noise: the same data for every seed of a run
+EVAL_BATCH = 500
+STREAMED_EVAL_BATCH = 100
+
+
+# --- the dataset --------------------------------------------------------------------------------------------------
 
 
 def load(recipe: Recipe) -> Dataset:
-    """The recipe's data: limited, held out, with noisy labels and at its image size."""
+    """The dataset of a recipe, prepared as it says."""
     return prepared(recipe, read(recipe))
 
 
 def read(recipe: Recipe) -> Dataset:
-    """The whole data set that a recipe names."""
+    """The dataset that a recipe names, whole and unchanged."""
     data_dir = recipe.data_dir or os.environ.get("LOOKSAM_DATA")
     return load_dataset(recipe.dataset, data_dir=data_dir, download=recipe.download, on_bad_image=recipe.on_bad_image)
 
 
 def prepared(recipe: Recipe, dataset: Dataset) -> Dataset:
-    """What a recipe makes of it."""
+    """The dataset with the recipe's classes, validation split, size limit, label noise and image size."""
     if recipe.classes:
-        dataset = _of_classes(dataset, recipe.classes)
+        dataset = _first_classes(dataset, recipe.classes)
     train: Any = dataset.train
     test: Any = dataset.test
     if recipe.validation:
@@ -61,13 +65,13 @@ def prepared(recipe: Recipe, dataset: Dataset) -> Dataset:
     if recipe.batch_size > len(train) and not recipe.across_epochs:
         raise ValueError(
             f"batch_size={recipe.batch_size} is larger than the {len(train)} training images; pass at most that, "
-            "or across_epochs to draw batches over the ends of epochs."
+            "or across_epochs to let batches continue over the end of an epoch."
         )
     dataset = dataclasses.replace(dataset, train=train, test=test)
     return _resized(dataset, recipe.image_size)
 
 
-def _of_classes(dataset: Dataset, count: int) -> Dataset:
+def _first_classes(dataset: Dataset, count: int) -> Dataset:
     if count > dataset.num_classes:
         raise ValueError(f"classes={count} is more than the {dataset.num_classes} of {dataset.name}; pass fewer.")
     train, test = (part.take(np.flatnonzero(part.labels < count)) for part in (dataset.train, dataset.test))
@@ -93,176 +97,196 @@ def _resize(images: Images, side: int) -> Images:
     return Images(np.concatenate(parts), images.labels)
 
 
-class Pace(NamedTuple):
-    """How steps and epochs go together."""
+# --- training batches ---------------------------------------------------------------------------------------------
+
+
+class EpochSchedule(NamedTuple):
+    """Converts between steps and epochs."""
 
     batch_size: int
-    images: int  # visited in an epoch
+    images_per_epoch: int
 
     @classmethod
-    def of(cls, count: int, recipe: Recipe) -> "Pace":
-        return cls(recipe.batch_size, rows_per_epoch(count, recipe.batch_size, recipe.across_epochs))
+    def of(cls, image_count: int, recipe: Recipe) -> "EpochSchedule":
+        return cls(recipe.batch_size, rows_per_epoch(image_count, recipe.batch_size, recipe.across_epochs))
 
     def steps(self, epochs: int) -> int:
-        return max(1, epochs * self.images // self.batch_size)
+        """The number of steps in so many epochs, at least one."""
+        return max(1, epochs * self.images_per_epoch // self.batch_size)
 
     def epochs(self, step: int) -> float:
-        return step * self.batch_size / self.images
+        """The number of epochs after ``step`` steps, with its fraction."""
+        return step * self.batch_size / self.images_per_epoch
 
     def whole_epochs(self, step: int) -> int:
-        return step * self.batch_size // self.images
+        """The number of epochs that are complete after ``step`` steps."""
+        return step * self.batch_size // self.images_per_epoch
 
 
-class Feed(Protocol):
-    pace: Pace
+class TrainBatches:
+    """The training batches of a run: ``arguments(step)`` on the host, then ``to_batch`` inside the compiled step."""
 
-    def arguments(self, step: int) -> tuple[Any, ...]: ...
-    def select(self, *arguments: jax.Array) -> tuple[jax.Array, jax.Array]: ...
-    def close(self) -> None: ...
+    def __init__(self, image_count: int, recipe: Recipe) -> None:
+        self.epoch_schedule = EpochSchedule.of(image_count, recipe)
 
+    def arguments(self, step: int) -> tuple[Any, ...]:
+        """What the compiled program of this step receives: by default its images and labels."""
+        raise NotImplementedError
 
-class Order:
-    """The rows of each step's batch."""
+    def to_batch(self, *arguments: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Turn these arguments into images and labels."""
+        images, labels = arguments
+        return images, labels
 
-    def __init__(self, count: int, recipe: Recipe) -> None:
-        self._count, self._recipe = count, recipe
-        self._epoch, self._rows = -1, np.zeros((0, 0), np.int32)
-
-    def __getitem__(self, step: int) -> np.ndarray:
-        size, seed = self._recipe.batch_size, self._recipe.seed
-        if self._recipe.across_epochs:
-            return batch_across_epochs(self._count, size, seed, step)
-        epoch, position = divmod(step, self._count // size)
-        if epoch != self._epoch:
-            self._epoch, self._rows = epoch, epoch_batches(self._count, size, seed, epoch)
-        return self._rows[position]
+    def close(self) -> None:
+        """Stop reading ahead."""
 
 
-class Resident:
-    """A set on the one device; a step gets the numbers of its images."""
+class InMemoryBatches(TrainBatches):
+    """Batches of a dataset that is in memory, shuffled anew for each epoch."""
 
     def __init__(self, source: Images, recipe: Recipe) -> None:
-        self.pace = Pace.of(len(source), recipe)
+        super().__init__(len(source), recipe)
+        self._order = Order(len(source), recipe.seed, self.epoch_schedule.images_per_epoch)
+
+    def rows(self, step: int) -> np.ndarray:
+        """The rows of the dataset that make up a step's batch."""
+        size = self.epoch_schedule.batch_size
+        return self._order.rows(np.arange(step * size, (step + 1) * size))
+
+
+class DeviceBatches(InMemoryBatches):
+    """Batches of a dataset that lies on the one device: a step receives the row numbers and gathers its images."""
+
+    def __init__(self, source: Images, recipe: Recipe) -> None:
+        super().__init__(source, recipe)
         self.images, self.labels = jax.device_put((source.images, source.labels))
-        self._order = Order(len(source), recipe)
 
     def arguments(self, step: int) -> tuple[Any, ...]:
-        return self.images, self.labels, self._order[step]
+        return self.images, self.labels, self.rows(step)
 
-    def select(self, *arguments: jax.Array) -> tuple[jax.Array, jax.Array]:
-        images, labels, batch = arguments
-        return images[batch], labels[batch]
-
-    def close(self) -> None:
-        pass
+    def to_batch(self, *arguments: jax.Array) -> tuple[jax.Array, jax.Array]:
+        images, labels, rows = arguments
+        return images[rows], labels[rows]
 
 
-class HostFed:
-    """A set in the host's memory; a step gets its images, each device those it works on."""
+class HostBatches(InMemoryBatches):
+    """Batches of a dataset in the host's memory: each device receives the images that it processes."""
 
     def __init__(self, source: Images, recipe: Recipe, layout: Layout) -> None:
-        self.pace = Pace.of(len(source), recipe)
+        super().__init__(source, recipe)
         self._source, self._layout = source, layout
-        self._order = Order(len(source), recipe)
 
     def arguments(self, step: int) -> tuple[Any, ...]:
-        batch = self._order[step]
-        both = (self._source.images, self._source.labels)
-        return tuple(self._layout.rows(len(batch), chosen(array, batch)) for array in both)
-
-    def select(self, *arguments: jax.Array) -> tuple[jax.Array, jax.Array]:
-        images, labels = arguments
-        return images, labels
-
-    def close(self) -> None:
-        pass
+        rows = self.rows(step)
+        arrays = self._source.images, self._source.labels
+        return tuple(self._layout.put_batch(len(rows), taking(array, rows)) for array in arrays)
 
 
-class Stream:
-    """A set that is decoded as it is read; a step gets its images, of which each process decodes its own part."""
+class StreamedBatches(TrainBatches):
+    """Batches that are decoded while training runs: each process decodes its own part of a batch."""
 
     def __init__(self, source: Encoded, recipe: Recipe, side: int, layout: Layout) -> None:
-        self.pace = Pace.of(len(source), recipe)
+        super().__init__(len(source), recipe)
         self._source, self._recipe, self._side, self._layout = source, recipe, side, layout
-        self._next = -1
-        self._batches: Iterator[dict[str, Any]] = iter(())
+        self._next_step = -1
+        self._stream: Iterator[dict[str, Any]] = iter(())
 
     def arguments(self, step: int) -> tuple[Any, ...]:
-        if step != self._next:
-            self.close()
-            self._batches = train_batches(
-                self._source,
-                batch_size=self._recipe.batch_size,
-                seed=self._recipe.seed,
-                image_size=self._side,
-                start_step=step,
-                workers=self._recipe.workers,
-                across_epochs=self._recipe.across_epochs,
-                shard_index=jax.process_index(),
-                shard_count=jax.process_count(),
-            )
-        self._next = step + 1
-        batch = next(self._batches)
-        return tuple(local_rows(self._layout, batch[name]) for name in ("image", "label"))
+        if step != self._next_step:
+            self._restart(step)
+        self._next_step = step + 1
+        batch = next(self._stream)
+        return tuple(put_local_rows(self._layout, batch[name]) for name in ("image", "label"))
 
-    def select(self, *arguments: jax.Array) -> tuple[jax.Array, jax.Array]:
-        images, labels = arguments
-        return images, labels
+    def _restart(self, step: int) -> None:
+        self.close()
+        self._stream = train_batches(
+            self._source,
+            batch_size=self._recipe.batch_size,
+            seed=self._recipe.seed,
+            image_size=self._side,
+            start_step=step,
+            workers=self._recipe.workers,
+            across_epochs=self._recipe.across_epochs,
+            shard_index=jax.process_index(),
+            shard_count=jax.process_count(),
+        )
 
     def close(self) -> None:
-        if hasattr(self._batches, "close"):
-            self._batches.close()
+        if hasattr(self._stream, "close"):
+            self._stream.close()
 
 
-def make_feed(dataset: Dataset, recipe: Recipe, layout: Layout) -> Feed:
+def make_train_batches(dataset: Dataset, recipe: Recipe, layout: Layout) -> TrainBatches:
+    """The training batches of a run, from wherever the dataset fits."""
     if not isinstance(dataset.train, Images):
-        return Stream(dataset.train, recipe, dataset.image_shape[0], layout)
+        return StreamedBatches(dataset.train, recipe, dataset.image_shape[0], layout)
     if layout.devices == 1:
-        return Resident(dataset.train, recipe)
-    return HostFed(dataset.train, recipe, layout)
+        return DeviceBatches(dataset.train, recipe)
+    return HostBatches(dataset.train, recipe, layout)
 
 
-BATCH = 500
-STREAMED_BATCH = 100
+# --- test batches -------------------------------------------------------------------------------------------------
 
 
 class EvalBatch(NamedTuple):
+    """Test images with a weight each: 1, or 0 for those that only fill up the last batch."""
+
     images: Any
     labels: Any
-    weight: Any  # 0 for what only fills the last batch
+    weight: Any
 
 
 def make_eval_batches(dataset: Dataset, recipe: Recipe, layout: Layout | None = None) -> Iterator[EvalBatch]:
-    """Every test image once; the last batch is filled up with weight 0."""
-    layout, test = layout or OneDevice(), dataset.test
+    """Every test image once, in batches that divide evenly over the devices."""
+    layout, test = layout or SingleDeviceLayout(), dataset.test
     if isinstance(test, Images):
         return _eval_batches_in_memory(test, layout)
     return _eval_batches_streamed(test, dataset.image_shape[0], recipe, layout)
 
 
 def _eval_batches_in_memory(test: Images, layout: Layout) -> Iterator[EvalBatch]:
-    size = _multiple(min(BATCH, len(test)), layout.devices)
+    size = _round_up(min(EVAL_BATCH, len(test)), layout.devices)
     for start in range(0, len(test), size):
         rows = np.arange(start, start + size)
         weight = (rows < len(test)).astype(np.float32)
         rows = np.minimum(rows, len(test) - 1)
-        takes = chosen(test.images, rows), chosen(test.labels, rows), weight.__getitem__
-        yield EvalBatch(*(layout.rows(size, take) for take in takes))
+        takes = taking(test.images, rows), taking(test.labels, rows), weight.__getitem__
+        yield EvalBatch(*(layout.put_batch(size, take) for take in takes))
 
 
 def _eval_batches_streamed(test: Encoded, side: int, recipe: Recipe, layout: Layout) -> Iterator[EvalBatch]:
     batches = eval_batches(
         test,
-        batch_size=_multiple(STREAMED_BATCH, layout.devices),
+        batch_size=_round_up(STREAMED_EVAL_BATCH, layout.devices),
         image_size=side,
         workers=recipe.workers,
         shard_index=jax.process_index(),
         shard_count=jax.process_count(),
     )
     for batch in batches:
-        yield EvalBatch(*(local_rows(layout, batch[name]) for name in ("image", "label", "weight")))
+        yield EvalBatch(*(put_local_rows(layout, batch[name]) for name in ("image", "label", "weight")))
 
 
-def _multiple(count: int, of: int) -> int:
-    """The least multiple that is not smaller."""
-    return -(-count // of) * of
+def _round_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+# --- onto the devices ---------------------------------------------------------------------------------------------
+
+
+def taking(array: np.ndarray, rows: np.ndarray) -> Callable[[slice], np.ndarray]:
+    """For ``Layout.put_batch``: takes parts of the batch ``array[rows]``, copying only what is asked for."""
+    return lambda part: array[rows[part]]
+
+
+def put_local_rows(layout: Layout, local: np.ndarray) -> jax.Array:
+    """A batch of which each process holds its own part, in the order of the processes."""
+    count, first = len(local) * jax.process_count(), len(local) * jax.process_index()
+
+    def take(part: slice) -> np.ndarray:
+        start, stop, _ = part.indices(count)
+        return local[max(start - first, 0) : max(stop - first, 0)]
+
+    return layout.put_batch(count, take)

@@ -247,14 +247,14 @@ class Agreement:
 
     def __init__(self, layout: Layout) -> None:
         self._layout, self._told = layout, collections.deque[jax.Array]()
-        self._largest: Callable[[jax.Array], jax.Array] = jax.jit(jnp.max, out_shardings=layout.everywhere)
+        self._largest: Callable[[jax.Array], jax.Array] = jax.jit(jnp.max, out_shardings=layout.replicated)
 
     def __call__(self, signal_number: int | None) -> int | None:
         """The signal that any process has had some steps ago; alone, the one at hand."""
         if jax.process_count() == 1:
             return signal_number
         flags = np.full(self._layout.devices, signal_number or 0, np.int32)
-        self._told.append(self._largest(self._layout.rows(len(flags), flags.__getitem__)))
+        self._told.append(self._largest(self._layout.put_batch(len(flags), flags.__getitem__)))
         heard = int(self._told.popleft()) if len(self._told) > LAG else 0
         return heard or None
 

@@ -67,12 +67,12 @@ def restored(directory: pathlib.Path, **changes: Any) -> Iterator[tuple[Training
     training = Training(recipe)
     checkpoints = Checkpoints(directory / "checkpoints", keep=recipe.keep_checkpoints, read_only=True)
     try:
-        found = checkpoints.restore(training.programs.restored())
+        found = checkpoints.restore(training.programs.abstract_state)
         if found is None:
             raise RunError(f"{directory} has no checkpoint yet; train longer, or lower checkpoint_every.")
         yield training, found[0], found[1]
     finally:
-        training.feed.close()
+        training.batches.close()
         checkpoints.close()
 
 
@@ -91,7 +91,7 @@ def run(
         report, quiet = _say_nothing, True
     training = Training(recipe)
     with contextlib.ExitStack() as stack:
-        stack.callback(training.feed.close)
+        stack.callback(training.batches.close)
         log = stack.enter_context(contextlib.closing(MetricsLog(directory) if first else NoMetrics()))
         checkpoints = stack.enter_context(contextlib.closing(_open_checkpoints(directory, recipe, report)))
         interrupts = stack.enter_context(Interrupts())
@@ -134,9 +134,10 @@ class _Loop:
         progress = Progress(stop, start, images_per_step=self.recipe.batch_size, quiet=self.quiet)
         with contextlib.closing(progress):
             for i in range(start, stop):
-                state, metrics = self.training.step(state, i)
                 done = i + 1
-                if done % self.recipe.log_every == 0 or done == stop:
+                logged = done % self.recipe.log_every == 0 or done == stop
+                state, metrics = self.training.step(state, i, log=logged)
+                if logged:
                     self._log(done, metrics, progress)
                 evaluated = self._evaluates(done, stop)
                 improved = evaluated and self._evaluate(done, state, progress)
@@ -148,7 +149,7 @@ class _Loop:
         return self._finish(stop, "finished", None)
 
     def _start(self) -> tuple[int, TrainState]:
-        found = self.checkpoints.restore(self.training.programs.restored())
+        found = self.checkpoints.restore(self.training.programs.abstract_state)
         if found is None:
             self.log.cut_back(0)
             return 0, self.training.init()
@@ -169,7 +170,7 @@ class _Loop:
         step, metrics = self.waiting
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         self._check_finite(step, values["loss"])
-        self.log.write(step, "train", values | {"epoch": self.training.feed.pace.epochs(step)})
+        self.log.write(step, "train", values | {"epoch": self.training.epoch_schedule.epochs(step)})
         if progress:
             progress.update(step, loss=values["loss"], accuracy=100 * values["accuracy"])
         self.waiting = None
@@ -185,8 +186,8 @@ class _Loop:
 
     def _evaluates(self, done: int, stop: int) -> bool:
         """At the end of an epoch that is to be evaluated, and of the run."""
-        pace, every = self.training.feed.pace, self.recipe.eval_every
-        return done == stop or pace.whole_epochs(done) // every > pace.whole_epochs(done - 1) // every
+        schedule, every = self.training.epoch_schedule, self.recipe.eval_every
+        return done == stop or schedule.whole_epochs(done) // every > schedule.whole_epochs(done - 1) // every
 
     def _evaluate(self, done: int, state: TrainState, progress: Progress) -> bool:
         """Is this the best so far?"""
@@ -194,7 +195,7 @@ class _Loop:
         self.test = self.training.evaluate(state)
         self._flush(progress)
         times = {"evaluation_seconds": time.perf_counter() - started}
-        self.log.write(done, "test", self.test | {"epoch": self.training.feed.pace.epochs(done)} | times)
+        self.log.write(done, "test", self.test | {"epoch": self.training.epoch_schedule.epochs(done)} | times)
         progress.evaluated(done, **self.test)
         improved = self.test["accuracy"] > self.best
         self.best = max(self.best, self.test["accuracy"])

@@ -1,4 +1,8 @@
-"""The base optimizer and the rule that a recipe names."""
+"""The rule and the base optimizer of a recipe: where a batch's gradient is chosen, and where it ends.
+
+The last stop of a batch: ``step.py`` hands its gradient to the rule, which decides on the gradient that the optimizer
+sees; the optimizer clips that one and turns it into an update of the parameters.
+"""
 
 from typing import Any
 
@@ -6,15 +10,29 @@ import jax
 import jax.numpy as jnp
 import optax
 
-import looksam
+from looksam.methods import METHODS
 from looksam.rules import Rule
 from looksam.trainer.recipe import Recipe
+
+
+def make_rule(recipe: Recipe, rho: Any = None, alpha: Any = None) -> Rule | None:
+    """The recipe's rule, or None for the base optimizer.
+
+    ``rho`` and ``alpha`` replace the recipe's; sweeps pass traced values.
+    """
+    replaced = {name: value for name, value in (("rho", rho), ("alpha", alpha)) if value is not None}
+    return METHODS[recipe.method].rule(vars(recipe) | replaced)
+
+
+def gradients_per_step(recipe: Recipe) -> float:
+    """The mean number of gradients that one step of the recipe takes."""
+    return METHODS[recipe.method].gradients_per_step(recipe.k)
 
 
 def make_schedule(recipe: Recipe, total_steps: int, peak: Any = None) -> optax.Schedule:
     """Linear warm-up from 0 to the peak, then cosine or linear decay to 0 at ``total_steps``.
 
-    ``peak`` stands in for the recipe's in sweeps.
+    ``peak`` replaces the recipe's peak learning rate; sweeps pass a traced value.
     """
     peak, warmup = recipe.peak_learning_rate() if peak is None else peak, recipe.warmup_steps
     if warmup >= total_steps:
@@ -34,9 +52,9 @@ def _linear_decay(peak: Any, steps: int) -> optax.Schedule:
 
 
 def make_optimizer(recipe: Recipe, total_steps: int, peak: Any = None) -> optax.GradientTransformation:
-    """Clip the gradient the rule returns, then SGD-M (L2 decay), AdamW or LAMB (decoupled decay)."""
+    """The base optimizer: SGD-M with L2 decay, or AdamW or LAMB with decoupled decay, after clipping by global norm."""
     rate, decay = make_schedule(recipe, total_steps, peak), recipe.weight_decay
-    mask = None if recipe.decay_all else kernels
+    mask = None if recipe.decay_all else is_kernel
     if recipe.optimizer == "sgdm":
         parts = [optax.add_decayed_weights(decay, mask)] if decay else []
         base = optax.chain(*parts, optax.sgd(rate, momentum=recipe.momentum))
@@ -47,26 +65,6 @@ def make_optimizer(recipe: Recipe, total_steps: int, peak: Any = None) -> optax.
     return base if recipe.clip_norm is None else optax.chain(optax.clip_by_global_norm(recipe.clip_norm), base)
 
 
-def kernels(params: Any) -> Any:
-    """True for tensors of two or more axes: kernels and embeddings, not biases and norms."""
+def is_kernel(params: Any) -> Any:
+    """The mask of weight decay: True for tensors of two or more axes (kernels, embeddings), False for the rest."""
     return jax.tree.map(lambda x: jnp.ndim(x) >= 2, params)
-
-
-def make_rule(recipe: Recipe, rho: Any = None, alpha: Any = None) -> Rule | None:
-    """The recipe's rule, or None for the base optimizer. ``rho`` and ``alpha`` stand in for the recipe's in sweeps."""
-    if recipe.method == "base":
-        return None
-    options: dict[str, Any] = {"rho": recipe.rho if rho is None else rho, "p": recipe.p}
-    if recipe.method in ("sam_k", "look_sam", "look_layer_sam"):
-        options["k"] = recipe.k
-    if recipe.method in ("look_sam", "look_layer_sam"):
-        options["alpha"] = recipe.alpha if alpha is None else alpha
-    if recipe.method in ("layer_sam", "look_layer_sam"):
-        options["scaling"] = recipe.scaling
-    return getattr(looksam, recipe.method)(**options)
-
-
-def gradients_per_step(recipe: Recipe) -> float:
-    if recipe.method == "base":
-        return 1.0
-    return 1 + (1.0 if recipe.method in ("sam", "layer_sam") else 1 / recipe.k)

@@ -1,6 +1,7 @@
-"""Types of a recipe's settings: does a value fit, how is it called, and how is it read from a flag.
+"""A recipe holds every setting of a run: typed, checked, and saved with it.
 
-A recipe: every setting of a run, typed, checked, and saved with it.
+The text below each field is its help on the command line, and ``SECTIONS`` groups the fields there. This module imports
+no framework, so that ``looksam --help`` stays fast.
 """
 
 import contextlib
@@ -8,38 +9,243 @@ import dataclasses
 import json
 import math
 import types
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from looksam.arguments import did_you_mean
+from looksam.methods import METHODS
 from looksam.trainer.data import NAMES as DATASETS
 
+# fmt: off
+MODELS = ("mlp", "resnet", "resnet18", "resnet50", "resnet_small", "vit", "vit_b16", "vit_b32", "vit_s16", "vit_s32", "vit_tiny", "wide_resnet", "wrn28_10", "wrn_small")  # noqa: E501
+# fmt: on
+MODEL_SIZES = ("width", "depth", "widen", "heads", "patch")
 
-def fits(value: Any, wanted: Any) -> bool:
-    if get_origin(wanted) in (Union, types.UnionType):
-        return any(fits(value, option) for option in get_args(wanted))
-    if get_origin(wanted) is Literal:
-        return value in get_args(wanted)
-    if wanted is type(None):
-        return value is None
-    if wanted is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if wanted is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, wanted)
+if TYPE_CHECKING:
+    MethodName = str
+else:
+    MethodName = Literal[tuple(METHODS)]
 
 
-def describe(wanted: Any) -> str:
-    if get_origin(wanted) in (Union, types.UnionType):
-        return " or ".join(describe(option) for option in get_args(wanted))
-    if get_origin(wanted) is Literal:
-        return "one of " + ", ".join(map(str, get_args(wanted)))
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "none"}[wanted]
+@dataclass(frozen=True)
+class Recipe:
+    """The settings of one run. ``None`` means that a setting is unused, or that the model's own default applies."""
+
+    # data
+    dataset: str = "digits"
+    """Name of the dataset: digits, cifar100 or imagenet, or parquet or folder for images of your own."""
+    data_dir: str | None = None
+    """Folder of the dataset's files; by default the environment variable LOOKSAM_DATA."""
+    download: bool = False
+    """Download the dataset if it is not there (cifar100 only)."""
+    validation: float | None = None
+    """Fraction of the training set to hold out and evaluate on, instead of the test set."""
+    classes: int | None = None
+    """Use only this many classes, the first ones."""
+    train_limit: int | None = None
+    """Use only this many training images, balanced over the classes."""
+    label_noise: float = 0.0
+    """Fraction of the training labels that are replaced by random ones."""
+    on_bad_image: Literal["fail", "skip"] = "fail"
+    """Whether to stop at an unreadable image or to leave it out."""
+    workers: int = 0
+    """Number of processes that decode images, for datasets that do not fit in memory."""
+
+    # model
+    model: str = "mlp"
+    """Name of the model, such as resnet18, wrn28_10 or vit_b16; resnet, wide_resnet and vit take sizes."""
+    image_size: int | None = None
+    """Side of the images that the model sees; by default their own, or 224 for streamed images."""
+    width: int | None = None
+    """Number of channels, or the size of a token."""
+    depth: int | None = None
+    """Number of layers or blocks."""
+    widen: int | None = None
+    """Widening factor of a wide ResNet."""
+    heads: int | None = None
+    """Number of attention heads."""
+    patch: int | None = None
+    """Side of the patches that a ViT sees."""
+    dropout: float | None = None
+    """Fraction of the activations to drop."""
+    stochastic_depth: float | None = None
+    """Fraction of the images that skip the last block; earlier blocks are skipped less often."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the computation; parameters are always float32."""
+
+    # augmentation
+    crop_padding: int | None = None
+    """Pixels of padding before a random crop, which is then flipped at random."""
+    randaugment: int = 0
+    """Number of RandAugment operations per image; 0 turns it off."""
+    randaugment_magnitude: float = 10.0
+    """Strength of the RandAugment operations; 10 is full strength."""
+    mixup: float = 0.0
+    """Parameter of Mixup's Beta distribution; 0 turns it off."""
+    label_smoothing: float = 0.0
+    """Share of each label that is spread evenly over all classes."""
+
+    # base optimizer
+    optimizer: Literal["sgdm", "adamw", "lamb"] = "sgdm"
+    """Base optimizer, which updates the parameters with the gradient that the rule returns."""
+    learning_rate: float = 0.1
+    """Peak learning rate, reached after the warm-up."""
+    scale_from_batch: int | None = None
+    """Batch size that the learning rate is meant for; it is scaled linearly to the actual batch size."""
+    schedule: Literal["cosine", "linear"] = "cosine"
+    """Shape of the learning rate's decay to 0 after the warm-up."""
+    warmup_steps: int = 0
+    """Number of steps in which the learning rate grows from 0 to its peak."""
+    weight_decay: float = 0.0
+    """Weight decay: L2 regularisation with sgdm, decoupled with adamw and lamb."""
+    decay_all: bool = True
+    """Decay biases and normalisation parameters too, not only kernels and embeddings."""
+    momentum: float = 0.9
+    """Momentum of sgdm."""
+    clip_norm: float | None = None
+    """Largest global norm of the gradient that the optimizer sees; longer ones are scaled down."""
+    batch_size: int = 128
+    """Number of images per step, over all devices."""
+    across_epochs: bool = False
+    """Let batches continue over the end of an epoch; a batch may then be larger than the dataset."""
+    epochs: int = 100
+    """Number of passes over the training set."""
+    steps: int | None = None
+    """Stop after this many steps; the learning-rate schedule still spans all epochs."""
+
+    # sharpness-aware rule
+    method: MethodName = "base"
+    """Rule that chooses the gradient; base is the optimizer alone."""
+    rho: float = 0.05
+    """Radius of the perturbation at which the second gradient is taken."""
+    alpha: float = 0.7
+    """Strength of the reused direction, for look_sam and look_layer_sam."""
+    k: int = 5
+    """Number of steps that share one second gradient, for sam_k, look_sam and look_layer_sam."""
+    p: float = 2.0
+    """The p of the perturbation's p-norm: more than 1, up to inf."""
+    scaling: Literal["normalized", "literal", "adaptive"] = "normalized"
+    """Formula of the layer-wise scaling, for layer_sam and look_layer_sam."""
+
+    # parallelism
+    mesh: str = "auto"
+    """Devices, such as data=4,fsdp=2: both axes split the batch, fsdp the parameters too; auto uses all devices."""
+    microbatch: int | None = None
+    """Number of images processed at a time over all devices; sets the memory for activations."""
+    groups: int | Literal["device"] | None = None
+    """Number of parts of the batch that are perturbed separately (m-sharpness), or device for one part per device."""
+
+    # run
+    seed: int = 0
+    """Seed of the initial parameters, the order of the images, and augmentation."""
+    eval_every: int = 1
+    """Number of epochs between evaluations."""
+    log_every: int = 50
+    """Number of steps between lines of metrics."""
+    checkpoint_every: int = 1000
+    """Number of steps between checkpoints."""
+    keep_checkpoints: int = 2
+    """Number of recent checkpoints to keep, in addition to the best one."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if field.name != "method":
+                _check_type(field.name, getattr(self, field.name), field.type)
+        _check_name("dataset", self.dataset, DATASETS)
+        _check_name("model", self.model, MODELS)
+        _check_name("method", self.method, METHODS)
+        for name in ("batch_size", "epochs", "k", "eval_every", "log_every", "checkpoint_every", "keep_checkpoints"):
+            _check_at_least(name, getattr(self, name), 1)
+        for name in ("steps", "microbatch", "classes", "train_limit", "image_size", "scale_from_batch", *MODEL_SIZES):
+            _check_at_least(name, getattr(self, name), 1)
+        for name in ("workers", "randaugment", "warmup_steps", "seed", "crop_padding"):
+            _check_at_least(name, getattr(self, name), 0)
+        for name in ("learning_rate", "weight_decay", "rho", "alpha", "mixup", "randaugment_magnitude"):
+            _check_at_least(name, getattr(self, name), 0.0)
+        for name in ("label_noise", "label_smoothing", "momentum", "dropout", "stochastic_depth", "validation"):
+            _check_fraction(name, getattr(self, name))
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"clip_norm={self.clip_norm} is out of range; pass a norm > 0, or leave it out.")
+        if not self.p > 1:
+            raise ValueError(f"p={self.p} is out of range; pass 1 < p <= inf.")
+        if self.groups != "device":
+            _check_at_least("groups", self.groups, 1)
+        self.mesh_sizes()
+
+    def mesh_sizes(self) -> tuple[int, int] | None:
+        """The sizes of the mesh axes ``data`` and ``fsdp``; None for all available devices on ``data``."""
+        if self.mesh == "auto":
+            return None
+        sizes = dict(part.partition("=")[::2] for part in self.mesh.split(","))
+        if not sizes.keys() <= {"data", "fsdp"} or not all(size.isdecimal() and int(size) for size in sizes.values()):
+            raise ValueError(f"mesh={self.mesh!r} is not understood; pass e.g. data=8, fsdp=8, data=4,fsdp=2 or auto.")
+        return int(sizes.get("data", 1)), int(sizes.get("fsdp", 1))
+
+    def peak_learning_rate(self) -> float:
+        """The learning rate after the warm-up, scaled to the batch size if ``scale_from_batch`` is set."""
+        return self.learning_rate * (self.batch_size / self.scale_from_batch if self.scale_from_batch else 1)
+
+    def replace(self, **changes: Any) -> "Recipe":
+        """A copy with some settings changed."""
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings, by name."""
+        return dataclasses.asdict(self)
+
+    def to_json(self) -> str:
+        """All settings as a JSON object, one per line."""
+        return json.dumps(self.to_dict(), indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Recipe":
+        """The recipe that ``to_json`` wrote; settings that are missing get their defaults."""
+        settings = json.loads(text)
+        if not isinstance(settings, dict):
+            raise ValueError(f"a recipe is a JSON object of settings, but this is {text[:40]!r}.")
+        for name in settings:
+            _check_name("setting", name, [field.name for field in dataclasses.fields(cls)])
+        return cls(**settings)
+
+
+def differences(ours: Recipe, theirs: Recipe) -> dict[str, tuple[Any, Any]]:
+    """The settings in which two recipes differ, with both values."""
+    pairs = {f.name: (getattr(ours, f.name), getattr(theirs, f.name)) for f in dataclasses.fields(Recipe)}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+# --- sections of the help -----------------------------------------------------------------------------------------
+
+_FIRST_FIELDS = {
+    "dataset": "data",
+    "model": "model",
+    "crop_padding": "augmentation",
+    "optimizer": "base optimizer",
+    "method": "sharpness-aware rule",
+    "mesh": "parallelism",
+    "seed": "run",
+}
+
+
+def _sections() -> dict[str, tuple[str, ...]]:
+    sections: dict[str, tuple[str, ...]] = {}
+    title = ""
+    for field in dataclasses.fields(Recipe):
+        title = _FIRST_FIELDS.get(field.name, title)
+        sections[title] = (*sections.get(title, ()), field.name)
+    return sections
+
+
+SECTIONS: dict[str, tuple[str, ...]] = _sections()  # title -> names of its fields
+
+
+# --- types of settings --------------------------------------------------------------------------------------------
 
 
 def parse(text: str, wanted: Any) -> Any:
-    """The value a flag's text stands for. Raises ValueError, with a sentence for the user, where it stands for none."""
-    if get_origin(wanted) in (Union, types.UnionType):
+    """Returns the value of type ``wanted`` that a flag's text stands for, or raises ValueError with the reason."""
+    if _is_union(wanted):
         return _parse_union(text, wanted)
     if get_origin(wanted) is Literal:
         if text not in get_args(wanted):
@@ -66,166 +272,49 @@ def _parse_union(text: str, wanted: Any) -> Any:
     raise ValueError(f"{text!r} is not {describe(wanted)}")
 
 
-# The names of models.MODELS (a test compares them): that module loads JAX, and `looksam --help` need not.
-MODELS = (
-    *("mlp", "resnet", "resnet18", "resnet50", "resnet_small"),
-    *("vit", "vit_b16", "vit_b32", "vit_s16", "vit_s32", "vit_tiny"),
-    *("wide_resnet", "wrn28_10", "wrn_small"),
-)
-Method = Literal["base", "sam", "sam_k", "look_sam", "layer_sam", "look_layer_sam"]
-
-MODEL_SIZES = ("width", "depth", "widen", "heads", "patch")
+def describe(wanted: Any) -> str:
+    """What users call a type, e.g. "a whole number or none"."""
+    if _is_union(wanted):
+        return " or ".join(describe(option) for option in get_args(wanted))
+    if get_origin(wanted) is Literal:
+        return "one of " + ", ".join(map(str, get_args(wanted)))
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "none"}[wanted]
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """The settings of one run. ``None`` means: not used, or the model's own default.
-
-    The comments below are the sections and the help texts of the command line.
-    """
-
-    # what is learnt from
-    dataset: str = "digits"  # digits, cifar100, imagenet, or any parquet or image folder
-    data_dir: str | None = None  # where the files are; the environment's LOOKSAM_DATA if not given
-    download: bool = False  # fetch the data if it is not there (cifar100)
-    validation: float | None = None  # share of the training set held out, and used in place of the test set
-    classes: int | None = None  # use only this many of the classes, the first ones
-    train_limit: int | None = None  # use only this many training images, as many of each class as can be
-    label_noise: float = 0.0  # share of the training labels drawn at random
-    on_bad_image: Literal["fail", "skip"] = "fail"  # stop at an unreadable image, or go on without it
-    workers: int = 0  # processes that decode images, for sets that do not fit in memory
-
-    # the model
-    model: str = "mlp"  # resnet18, wrn28_10, vit_b16, ...; resnet, wide_resnet and vit take sizes
-    image_size: int | None = None  # side of the images the model sees; none: as they are, 224 if streamed
-    width: int | None = None  # channels, or size of a token
-    depth: int | None = None  # layers or blocks
-    widen: int | None = None  # of a wide ResNet
-    heads: int | None = None  # attention heads
-    patch: int | None = None  # side of the patches a ViT sees
-    dropout: float | None = None  # share of the activations dropped
-    stochastic_depth: float | None = None  # share of the images that skip the last block
-    dtype: Literal["float32", "bfloat16"] = "float32"  # what is computed in; parameters are float32
-
-    # augmentation
-    crop_padding: int | None = None  # random crop after padding, and flip
-    randaugment: int = 0  # operations an image; 0 is off
-    randaugment_magnitude: float = 10.0  # strength of the operations, 10 is full
-    mixup: float = 0.0  # parameter of the Beta distribution; 0 is off
-    label_smoothing: float = 0.0  # share of a label spread over all classes
-
-    # the base optimizer
-    optimizer: Literal["sgdm", "adamw", "lamb"] = "sgdm"  # what takes the gradient that the rule returns
-    learning_rate: float = 0.1  # peak, after the warm-up
-    scale_from_batch: int | None = None  # the learning rate is for this batch, and grows linearly with the real one
-    schedule: Literal["cosine", "linear"] = "cosine"  # decay to 0 after the warm-up
-    warmup_steps: int = 0  # steps in which the learning rate grows from 0 to its peak
-    weight_decay: float = 0.0  # L2 with sgdm, decoupled with adamw and lamb
-    decay_all: bool = True  # decay biases and norms too, or only kernels and embeddings
-    momentum: float = 0.9  # momentum of sgdm
-    clip_norm: float | None = None  # largest global norm of the gradient that the rule returns
-    batch_size: int = 128  # images a step, over all devices
-    across_epochs: bool = False  # let batches run on over the end of an epoch; they may be larger than the set then
-    epochs: int = 100  # passes over the training set
-    steps: int | None = None  # stop here instead; the schedule still spans the epochs
-
-    # the rule
-    method: Method = "base"  # base is the optimizer alone
-    rho: float = 0.05  # radius of the ball in which the steepest neighbour is taken
-    alpha: float = 0.7  # strength of the reused part, of look_sam and look_layer_sam
-    k: int = 5  # steps that share a second gradient, of sam_k, look_sam and look_layer_sam
-    p: float = 2.0  # norm of the ball, more than 1, up to inf
-    scaling: Literal["normalized", "literal", "adaptive"] = "normalized"  # of the layer rules
-
-    # how the work is spread
-    mesh: str = "auto"  # devices, like data=4,fsdp=2: the batch is cut over both, the state over fsdp; auto: all
-    microbatch: int | None = None  # images worked at a time, over all devices; memory grows with these, not the batch
-    groups: int | Literal["device"] | None = None  # parts of the batch that climb on their own (m-sharpness)
-
-    # the run
-    seed: int = 0  # seed of the first parameters, the order of the images and all that is drawn
-    eval_every: int = 1  # epochs between evaluations
-    log_every: int = 50  # steps between lines of metrics
-    checkpoint_every: int = 1000  # steps between checkpoints
-    keep_checkpoints: int = 2  # that many of the last, besides the best
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            _check_type(field.name, getattr(self, field.name), field.type)
-        _known("dataset", self.dataset, list(DATASETS))
-        _known("model", self.model, list(MODELS))
-        for name in ("batch_size", "epochs", "k", "eval_every", "log_every", "checkpoint_every", "keep_checkpoints"):
-            _at_least(name, getattr(self, name), 1)
-        for name in ("steps", "microbatch", "classes", "train_limit", "image_size", "scale_from_batch", *MODEL_SIZES):
-            _at_least(name, getattr(self, name), 1)
-        for name in ("workers", "randaugment", "warmup_steps", "seed", "crop_padding"):
-            _at_least(name, getattr(self, name), 0)
-        for name in ("learning_rate", "weight_decay", "rho", "alpha", "mixup", "randaugment_magnitude"):
-            _at_least(name, getattr(self, name), 0.0)
-        for name in ("label_noise", "label_smoothing", "momentum", "dropout", "stochastic_depth", "validation"):
-            _share(name, getattr(self, name))
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ValueError(f"clip_norm={self.clip_norm} is out of range; pass a norm > 0, or leave it out.")
-        if not self.p > 1:
-            raise ValueError(f"p={self.p} is out of range; pass 1 < p <= inf.")
-        if self.groups != "device":
-            _at_least("groups", self.groups, 1)
-        self.mesh_sizes()
-
-    def mesh_sizes(self) -> tuple[int, int] | None:
-        """Devices over which the batch alone is cut, and those over which the state is cut too; None: all there are."""
-        if self.mesh == "auto":
-            return None
-        sizes = dict(part.partition("=")[::2] for part in self.mesh.split(","))
-        if not sizes.keys() <= {"data", "fsdp"} or not all(size.isdecimal() and int(size) for size in sizes.values()):
-            raise ValueError(f"mesh={self.mesh!r} is not understood; pass e.g. data=8, fsdp=8, data=4,fsdp=2 or auto.")
-        return int(sizes.get("data", 1)), int(sizes.get("fsdp", 1))
-
-    def peak_learning_rate(self) -> float:
-        return self.learning_rate * (self.batch_size / self.scale_from_batch if self.scale_from_batch else 1)
-
-    def replace(self, **changes: Any) -> "Recipe":
-        return dataclasses.replace(self, **changes)
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> "Recipe":
-        settings = json.loads(text)
-        if not isinstance(settings, dict):
-            raise ValueError(f"a recipe is a JSON object of settings, and this is {text[:40]!r}.")
-        known = [field.name for field in dataclasses.fields(cls)]
-        for name in settings:
-            _known("setting", name, known)
-        return cls(**settings)
+def fits(value: Any, wanted: Any) -> bool:
+    """Whether a value has the type ``wanted``. An int is a float too, but a bool is neither."""
+    if _is_union(wanted):
+        return any(fits(value, option) for option in get_args(wanted))
+    if get_origin(wanted) is Literal:
+        return value in get_args(wanted)
+    if wanted is type(None):
+        return value is None
+    if wanted is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if wanted is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, wanted)
 
 
-def differences(ours: Recipe, theirs: Recipe) -> dict[str, tuple[Any, Any]]:
-    """The settings in which two recipes differ."""
-    pairs = {f.name: (getattr(ours, f.name), getattr(theirs, f.name)) for f in dataclasses.fields(Recipe)}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+def _is_union(wanted: Any) -> bool:
+    return get_origin(wanted) in (Union, types.UnionType)
 
 
 def _check_type(name: str, value: Any, wanted: Any) -> None:
-
     if not fits(value, wanted):
         raise TypeError(f"{name}={value!r} has the wrong type; pass {describe(wanted)}.")
 
 
-def _known(what: str, name: str, names: list[str]) -> None:
+def _check_name(what: str, name: Any, names: Iterable[str]) -> None:
     if name not in names:
-        raise ValueError(f"{what} {name!r} is unknown{did_you_mean(name, names)}")
+        raise ValueError(f"{what} {name!r} is unknown{did_you_mean(str(name), names)}")
 
 
-def _at_least(name: str, value: float | None, least: float) -> None:
+def _check_at_least(name: str, value: float | None, least: float) -> None:
     if value is not None and not least <= value < math.inf:
         raise ValueError(f"{name}={value} is out of range; pass {name} >= {least}.")
 
 
-def _share(name: str, value: float | None) -> None:
+def _check_fraction(name: str, value: float | None) -> None:
     if value is not None and not 0 <= value < 1:
         raise ValueError(f"{name}={value} is out of range; pass 0 <= {name} < 1.")

@@ -1,39 +1,44 @@
-"""What a run carries from step to step.
+"""One training step and one evaluation step, as pure functions of the state and a batch.
 
-One step of training and one of evaluation, as pure functions; the loop jits them, a sweep vmaps them first.
+Here a batch from ``batches.py`` becomes an update: images are augmented, the loss is defined, ``parallel.py`` takes its
+gradient over all devices, the rule chooses the gradient that the optimizer sees, and the optimizer moves the
+parameters. ``training.py`` compiles the two functions; a sweep maps them over many runs first.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import lax
 
-from looksam.rules import Rule
+from looksam.rules import LookSAMState, Rule, StepInfo
 from looksam.trainer.data.reading.dataset import Dataset
 from looksam.trainer.data.transforms.augment import mixup, normalize, one_hot_smoothed, random_crop_flip
 from looksam.trainer.data.transforms.randaugment import rand_augment
 from looksam.trainer.keys import per_image
 from looksam.trainer.models import Model
-from looksam.trainer.parallel import Gradient, Layout, Loss, OneDevice, Parts
+from looksam.trainer.parallel import BatchSplit, Gradient, Layout, Loss, SingleDeviceLayout
 from looksam.trainer.recipe import Recipe
+
+Metrics = dict[str, jax.Array]
 
 
 class TrainState(NamedTuple):
-    """A pytree of arrays: donated to the step, and what a checkpoint holds."""
+    """Everything that changes from step to step: a pytree of arrays, and the content of a checkpoint."""
 
-    step: jax.Array  # steps taken
+    step: jax.Array  # number of steps taken
     params: Any
-    stats: Any  # of the model: BatchNorm's running mean and variance
+    stats: Any  # the model's running statistics (BatchNorm)
     opt_state: Any
-    rule_state: Any  # g_v and the counter; () for the base optimizer
-    key: jax.Array  # key data; what is random in step i comes from fold_in(key, i)
+    rule_state: Any  # the rule's step count and g_v; () for the base optimizer
+    key: jax.Array  # key data; all randomness of step i comes from fold_in(key, i)
 
 
 def init_state(key: jax.Array, model: Model, rule: Rule | None, tx: optax.GradientTransformation) -> TrainState:
-    """The state at step 0, from one key. Pure: jit it, vmap it, or look at its shapes alone."""
+    """The state at step 0. Pure, so that it can be jitted, vmapped or only evaluated for its shapes."""
     init_key, run_key = jax.random.split(key)
     params, stats = model.init(init_key)
     return TrainState(
@@ -46,65 +51,85 @@ def init_state(key: jax.Array, model: Model, rule: Rule | None, tx: optax.Gradie
     )
 
 
-Metrics = dict[str, jax.Array]
-TrainStep = Callable[[TrainState, jax.Array, jax.Array, bool | None], tuple[TrainState, Metrics]]
+# --- augmentation -------------------------------------------------------------------------------------------------
 
 
-class Shared(NamedTuple):
-    """What all images of a step have in common."""
+def make_augment(recipe: Recipe, split: BatchSplit) -> Callable[[jax.Array, Any, jax.Array], jax.Array]:
+    """Returns ``augment(key, first_row, images)``: random crops, flips and RandAugment on uint8 images.
+
+    It runs once per step, so that both gradients see the same images, and one micro-batch at a time. ``first_row`` is
+    the position of these images in the whole batch.
+    """
+
+    def augment(keys: jax.Array, images: jax.Array) -> jax.Array:
+        crop_keys, operation_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        if recipe.crop_padding is not None:
+            images = random_crop_flip(crop_keys, images, padding=recipe.crop_padding)
+        if recipe.randaugment:
+            images = rand_augment(
+                operation_keys, images, operations=recipe.randaugment, magnitude=recipe.randaugment_magnitude
+            )
+        return images
+
+    def by_microbatch(key: jax.Array, first_row: Any, images: jax.Array) -> jax.Array:
+        if recipe.crop_padding is None and not recipe.randaugment:
+            return images
+        keys = per_image(key, images.shape[0], first_row)
+        if split.microbatches == 1:
+            return augment(keys, images)
+        parts = jax.tree.map(lambda x: x.reshape(split.microbatches, -1, *x.shape[1:]), (keys, images))
+        return lax.map(lambda part: augment(*part), parts).reshape(images.shape)
+
+    return by_microbatch
+
+
+# --- loss ---------------------------------------------------------------------------------------------------------
+
+
+class StepContext(NamedTuple):
+    """What all images of a step share."""
 
     stats: Any
     model_key: jax.Array
     mix_key: jax.Array
 
 
-def moments(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    return np.asarray(dataset.mean, np.float32), np.asarray(dataset.std, np.float32)
-
-
-def make_augment(recipe: Recipe, parts: Parts) -> Callable[[jax.Array, Any, jax.Array], jax.Array]:
-    """``augment(key, first, images)``: crops, flips and RandAugment on uint8, a micro-batch at a time.
-
-    It is done once a step, and both gradients see the result. ``first`` is the number of the first image.
-    """
-
-    def augment(keys: jax.Array, images: jax.Array) -> jax.Array:
-        crop_keys, ops_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-        if recipe.crop_padding is not None:
-            images = random_crop_flip(crop_keys, images, padding=recipe.crop_padding)
-        if recipe.randaugment:
-            images = rand_augment(
-                ops_keys, images, operations=recipe.randaugment, magnitude=recipe.randaugment_magnitude
-            )
-        return images
-
-    def in_parts(key: jax.Array, first: Any, images: jax.Array) -> jax.Array:
-        if recipe.crop_padding is None and not recipe.randaugment:
-            return images
-        keys = per_image(key, images.shape[0], first)
-        if parts.microbatches == 1:
-            return augment(keys, images)
-        cut = jax.tree.map(lambda x: x.reshape(parts.microbatches, -1, *x.shape[1:]), (keys, images))
-        return jax.lax.map(lambda part: augment(*part), cut).reshape(images.shape)
-
-    return in_parts
-
-
 def make_loss(recipe: Recipe, dataset: Dataset, model: Model) -> Loss:
-    """The mean loss of some images, with what else is known of them: new statistics and the accuracy."""
+    """Returns the mean loss of some images, together with the new running statistics and the accuracy."""
 
     def loss(
-        params: Any, axes: tuple[str, ...], shared: Shared, images: jax.Array, labels: jax.Array, keys: jax.Array
+        params: Any, axes: tuple[str, ...], context: StepContext, images: jax.Array, labels: jax.Array, keys: jax.Array
     ) -> tuple[jax.Array, Any]:
         inputs = normalize(images, *moments(dataset))
         targets = one_hot_smoothed(labels, dataset.num_classes, recipe.label_smoothing)
         if recipe.mixup:
-            inputs, targets = mixup(shared.mix_key, inputs, targets, recipe.mixup)
-        logits, stats = model.apply(params, shared.stats, inputs, train=True, key=keys, axes=axes)
+            inputs, targets = mixup(context.mix_key, inputs, targets, recipe.mixup)
+        logits, stats = model.apply(params, context.stats, inputs, train=True, key=keys, axes=axes)
         accuracy = jnp.mean((jnp.argmax(logits, -1) == labels).astype(jnp.float32))
         return optax.softmax_cross_entropy(logits, targets).mean(), (stats, accuracy)
 
     return loss
+
+
+def moments(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """The mean and standard deviation of each channel, with which images are normalised."""
+    return np.asarray(dataset.mean, np.float32), np.asarray(dataset.std, np.float32)
+
+
+# --- training step ------------------------------------------------------------------------------------------------
+
+
+class TrainStep(Protocol):
+    """Takes one training step; see ``make_train_step``."""
+
+    def __call__(
+        self,
+        state: TrainState,
+        images: jax.Array,
+        labels: jax.Array,
+        refresh: bool | None,
+        log: bool | jax.Array = True,
+    ) -> tuple[TrainState, Metrics]: ...
 
 
 def make_train_step(
@@ -115,44 +140,96 @@ def make_train_step(
     tx: optax.GradientTransformation,
     layout: Layout | None = None,
 ) -> TrainStep:
-    """``train_step(state, images, labels, refresh)``; ``refresh`` is the rule's, static."""
-    layout = layout or OneDevice()
-    parts = Parts.of(recipe, layout.devices)
-    augment = layout.each_row(make_augment(recipe, parts))
-    gradient = Gradient(make_loss(recipe, dataset, model), layout, parts)
+    """Returns ``train_step(state, images, labels, refresh, log=True) -> (state, metrics)``.
+
+    ``refresh`` is static: whether the rule takes its second gradient on this step, or None for the base optimizer.
+
+    The metrics are ``loss`` and ``accuracy`` of the clean pass, and the fields of the rule's ``StepInfo``
+    (``g_v_norm`` only for rules that keep g_v) or, for the base optimizer, ``grad_norm``. A refresh step computes all
+    of them in any case. On other steps the latter need one more pass over the gradient and g_v, which is taken only if
+    ``log`` is true; otherwise they are NaN. ``log`` may be traced, so that one program serves all of these steps.
+    """
+    layout = layout or SingleDeviceLayout()
+    split = BatchSplit.of(recipe, layout.devices)
+    augment = layout.map_rows(make_augment(recipe, split))
+    gradient = Gradient(make_loss(recipe, dataset, model), layout, split)
 
     def train_step(
-        state: TrainState, images: jax.Array, labels: jax.Array, refresh: bool | None
+        state: TrainState,
+        images: jax.Array,
+        labels: jax.Array,
+        refresh: bool | None,
+        log: bool | jax.Array = True,
     ) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         augment_key, *keys = jax.random.split(key, 3)
-        batch = Shared(state.stats, *keys), augment(augment_key, images), labels
-        if rule is None:
-            value, grads = gradient(state.params, *batch)
-            rule_state, extra = (), {"grad_norm": optax.tree.norm(grads)}
-        else:
-            value, grads, rule_state, info = gradient.by(rule, state.params, state.rule_state, *batch, refresh=refresh)
-            extra = {name: part.astype(jnp.float32) for name, part in info._asdict().items()}
+        batch = StepContext(state.stats, *keys), augment(augment_key, images), labels
+        value, grads, rule_state, more = _choose_gradient(gradient, rule, state, batch, refresh, log)
         loss, (stats, accuracy) = value
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         new_state = TrainState(state.step + 1, params, stats, opt_state, rule_state, state.key)
-        return new_state, {"loss": loss, "accuracy": accuracy, **extra}
+        return new_state, {"loss": loss, "accuracy": accuracy, **more}
 
     return train_step
 
 
-def make_eval_step(dataset: Dataset, model: Model, layout: Layout | None = None) -> Callable[..., Metrics]:
-    """``eval_step(params, stats, images, labels, weight)``: weighted sums of loss, hits and images."""
-    layout = layout or OneDevice()
+def _choose_gradient(
+    gradient: Gradient,
+    rule: Rule | None,
+    state: TrainState,
+    batch: tuple[Any, ...],
+    refresh: bool | None,
+    log: bool | jax.Array,
+) -> tuple[Any, Any, Any, Metrics]:
+    """The value of the clean pass, the gradient for the optimizer, the new state of the rule, and further metrics."""
+    if rule is None:
+        value, g = gradient(state.params, *batch)
+        return value, g, (), _if_logged(log, lambda: {"grad_norm": optax.tree.norm(g)})
+    if refresh is not False:
+        value, grads, rule_state, info = gradient.by(rule, state.params, state.rule_state, *batch, refresh=refresh)
+        return value, grads, rule_state, _metrics(info, rule_state)
+    value, g = gradient(state.params, *batch)
 
-    def worker(params: Any, stats: Any, first: Any, *batch: jax.Array) -> tuple[Metrics, tuple[()]]:
+    def transform() -> tuple[Any, Any, StepInfo]:
+        return rule.transform(g, _no_second_gradient, state.params, state.rule_state, refresh=False)
+
+    grads, rule_state, _ = transform()
+    # Traced a second time for the metrics: whatever else this copy computes is removed as dead code.
+    return value, grads, rule_state, _if_logged(log, lambda: _metrics(transform()[2], rule_state))
+
+
+def _no_second_gradient(params: Any) -> Any:
+    raise AssertionError("a step that reuses g_v takes no second gradient")
+
+
+def _metrics(info: StepInfo, rule_state: Any) -> Metrics:
+    names = [name for name in info._fields if name != "g_v_norm" or isinstance(rule_state, LookSAMState)]
+    return {name: getattr(info, name).astype(jnp.float32) for name in names}
+
+
+def _if_logged(log: bool | jax.Array, compute: Callable[[], Metrics]) -> Metrics:
+    """``compute()`` on the steps that are logged; NaN on the others, which then do not pay for it."""
+    if log is True:
+        return compute()
+    skipped = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), jax.eval_shape(compute))
+    return skipped if log is False else lax.cond(log, compute, lambda: skipped)
+
+
+# --- evaluation step ----------------------------------------------------------------------------------------------
+
+
+def make_eval_step(dataset: Dataset, model: Model, layout: Layout | None = None) -> Callable[..., Metrics]:
+    """Returns ``eval_step(params, stats, images, labels, weight)``: weighted sums of losses, hits and images."""
+    layout = layout or SingleDeviceLayout()
+
+    def on_device(params: Any, stats: Any, first_row: Any, *batch: jax.Array) -> tuple[Metrics, tuple[()]]:
         images, labels, weight = batch
         logits, _ = model.apply(params, stats, normalize(images, *moments(dataset)), train=False)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         hits = (jnp.argmax(logits, -1) == labels).astype(jnp.float32)
         sums = {"loss": jnp.sum(weight * losses), "hits": jnp.sum(weight * hits), "images": jnp.sum(weight)}
-        return {name: layout.devices * part for name, part in sums.items()}, ()  # means over the devices come back
+        return {name: layout.devices * part for name, part in sums.items()}, ()  # the mean over devices is their sum
 
-    work = layout.work(worker, trees=0)
-    return lambda params, stats, *batch: work(params, stats, *batch)[0]
+    over_devices = layout.mean_over_devices(on_device, gradients=0)
+    return lambda params, stats, *batch: over_devices(params, stats, *batch)[0]

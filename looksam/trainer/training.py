@@ -1,45 +1,67 @@
-"""The compiled programs of a recipe: the first state, a step with or without the second gradient, and evaluation.
+"""The compiled programs of a recipe, and the training that they make up together with its data.
 
-A recipe made real: its data and the programs that work on it.
-
-The programs of a recipe compiled ahead of time: shapes only, no data and no weights.
+``Training`` is what the loop drives: it takes the batch of a step from ``batches.py`` and runs on it the program
+compiled from ``step.py``. ``compile_step`` compiles the same programs ahead of time, from shapes alone.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from looksam.rules import Rule
-from looksam.trainer.batches import Feed, Pace, load, make_eval_batches, make_feed
+from looksam.trainer.batches import EpochSchedule, TrainBatches, load, make_eval_batches, make_train_batches
 from looksam.trainer.data import Dataset, Images
 from looksam.trainer.models import Model, build_model
 from looksam.trainer.optimizers import make_optimizer, make_rule
-from looksam.trainer.parallel import Layout, OnMesh, Parts, make_layout
+from looksam.trainer.parallel import BatchSplit, Layout, MeshLayout, make_layout
 from looksam.trainer.recipe import MODEL_SIZES, Recipe
 from looksam.trainer.step import Metrics, TrainState, init_state, make_eval_step, make_train_step
 
-MODEL_OPTIONS = (*MODEL_SIZES, "dropout", "stochastic_depth")
 
+class Training:
+    """A recipe, its data and its programs: ``step`` takes one training step, ``evaluate`` reads the whole test set."""
 
-def make_model(recipe: Recipe, dataset: Dataset) -> Model:
-    options = {name: getattr(recipe, name) for name in MODEL_OPTIONS if getattr(recipe, name) is not None}
-    return build_model(
-        recipe.model,
-        image_shape=dataset.image_shape,
-        num_classes=dataset.num_classes,
-        dtype=jnp.dtype(recipe.dtype),
-        **options,
-    )
+    def __init__(self, recipe: Recipe, dataset: Dataset | None = None) -> None:
+        self.recipe = recipe
+        self.layout = make_layout(recipe.mesh_sizes())
+        BatchSplit.of(recipe, self.layout.devices)  # raises before the data is read
+        self.dataset = load(recipe) if dataset is None else dataset
+        self.batches: TrainBatches = make_train_batches(self.dataset, recipe, self.layout)
+        self.epoch_schedule = self.batches.epoch_schedule
+        self.total_steps = self.epoch_schedule.steps(recipe.epochs)
+        self.programs = Programs(recipe, self.dataset, self.total_steps, self.layout, self.batches.to_batch)
+
+    def init(self) -> TrainState:
+        """The state at step 0, from the recipe's seed."""
+        return self.programs.init(self.recipe.seed)
+
+    def step(self, state: TrainState, i: int, log: bool = True) -> tuple[TrainState, Metrics]:
+        """Take step i of the run. ``log=False`` saves what is computed for the metrics alone (see ``step.py``)."""
+        refresh = self.programs.refreshes(i)
+        return self.programs.step(state, refresh, *self.batches.arguments(i), log=np.bool_(log))
+
+    def evaluate(self, state: TrainState) -> dict[str, float]:
+        """The mean loss and the accuracy in percent on the test set, each image counted once."""
+        batches = make_eval_batches(self.dataset, self.recipe, self.layout)
+        sums = [self.programs.evaluate(state.params, state.stats, *batch) for batch in batches]
+        loss, hits, images = (sum(float(part[name]) for part in sums) for name in ("loss", "hits", "images"))
+        return {"loss": loss / images, "accuracy": 100 * hits / images}
 
 
 class Programs:
-    """``init(seed)``, ``step(state, refresh, *arguments)`` and ``evaluate(params, stats, *batch)``, jitted.
+    """The jitted functions of a recipe.
 
-    ``select`` turns the arguments of a step into (images, labels). The state is donated to the step, and comes back in
-    the same places, so that a step compiles once for each value of ``refresh``.
+    - ``init(seed)`` returns the first state, made on the devices where it lives.
+    - ``step(state, refresh, *arguments, log=False)`` returns the next state and the metrics. The state is donated, and
+      the new one has the same shardings, so that a step compiles once per value of ``refresh``: the host knows which
+      steps refresh, and the program of the others contains a single gradient.
+    - ``evaluate(params, stats, *batch)`` returns the sums of ``make_eval_step``.
+
+    Args:
+      to_batch: turns the ``arguments`` of a step into images and labels.
     """
 
     def __init__(
@@ -48,7 +70,7 @@ class Programs:
         dataset: Dataset,
         total_steps: int,
         layout: Layout,
-        select: Callable[..., tuple[jax.Array, jax.Array]],
+        to_batch: Callable[..., tuple[jax.Array, jax.Array]],
     ) -> None:
         self.model = model = make_model(recipe, dataset)
         tx = make_optimizer(recipe, total_steps)
@@ -58,102 +80,112 @@ class Programs:
         def init(seed: Any) -> TrainState:
             return init_state(jax.random.key(seed), model, self.rule, tx)
 
-        def step(state: TrainState, refresh: bool | None, *arguments: jax.Array) -> tuple[TrainState, Metrics]:
-            return train_step(state, *select(*arguments), refresh)
+        def step(
+            state: TrainState, refresh: bool | None, *arguments: jax.Array, log: bool | jax.Array = False
+        ) -> tuple[TrainState, Metrics]:
+            return train_step(state, *to_batch(*arguments), refresh, log)
 
-        self.like = jax.eval_shape(init, 0)
-        self.shardings: TrainState = layout.place(self.like)
-        self.init = jax.jit(init, out_shardings=self.shardings)
-        self.step = jax.jit(step, static_argnums=1, donate_argnums=0, out_shardings=(self.shardings, layout.everywhere))
-        self.evaluate = jax.jit(make_eval_step(dataset, model, layout), out_shardings=layout.everywhere)
+        shapes = jax.eval_shape(init, 0)
+        shardings = layout.shardings(shapes)
+        # The state as shapes, dtypes and shardings: what a checkpoint is restored as.
+        self.abstract_state: TrainState = jax.tree.map(_with_sharding, shapes, shardings)
+        self.init = jax.jit(init, out_shardings=shardings)
+        self.step = jax.jit(step, static_argnums=1, donate_argnums=0, out_shardings=(shardings, layout.replicated))
+        self.evaluate = jax.jit(make_eval_step(dataset, model, layout), out_shardings=layout.replicated)
 
     def refreshes(self, step: int) -> bool | None:
-        """Does this step take the second gradient? None for the base optimizer."""
+        """Whether this step takes the second gradient; None for the base optimizer."""
         return self.rule.refreshes(step) if self.rule else None
 
-    def restored(self) -> TrainState:
-        """What a checkpoint shall be read as: shapes, dtypes and where each array goes."""
-        return jax.tree.map(
-            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), self.like, self.shardings
-        )
+
+def make_model(recipe: Recipe, dataset: Dataset) -> Model:
+    """The model of a recipe, for the images and classes of a dataset."""
+    names = (*MODEL_SIZES, "dropout", "stochastic_depth")
+    options = {name: getattr(recipe, name) for name in names if getattr(recipe, name) is not None}
+    return build_model(
+        recipe.model,
+        image_shape=dataset.image_shape,
+        num_classes=dataset.num_classes,
+        dtype=jnp.dtype(recipe.dtype),
+        **options,
+    )
 
 
-class Training:
-    """What a run needs: ``step`` takes one training step, ``evaluate`` reads the whole test set."""
-
-    def __init__(self, recipe: Recipe, dataset: Dataset | None = None) -> None:
-        self.recipe = recipe
-        self.layout = make_layout(recipe.mesh_sizes())
-        Parts.of(recipe, self.layout.devices)  # before the data is read
-        self.dataset = load(recipe) if dataset is None else dataset
-        self.feed: Feed = make_feed(self.dataset, recipe, self.layout)
-        self.total_steps = self.feed.pace.steps(recipe.epochs)
-        self.programs = Programs(recipe, self.dataset, self.total_steps, self.layout, self.feed.select)
-
-    def init(self) -> TrainState:
-        return self.programs.init(self.recipe.seed)
-
-    def step(self, state: TrainState, i: int) -> tuple[TrainState, Metrics]:
-        """Step i of the run. The host knows i, so each of the two programs holds only the gradients it needs."""
-        return self.programs.step(state, self.programs.refreshes(i), *self.feed.arguments(i))
-
-    def evaluate(self, state: TrainState) -> dict[str, float]:
-        """Mean loss and accuracy in percent over the test set, each image counted once."""
-        batches = make_eval_batches(self.dataset, self.recipe, self.layout)
-        sums = [self.programs.evaluate(state.params, state.stats, *batch) for batch in batches]
-        loss, hits, images = (sum(float(part[name]) for part in sums) for name in ("loss", "hits", "images"))
-        return {"loss": loss / images, "accuracy": 100 * hits / images}
+def _with_sharding(shape: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
 
-# training images, classes, side and channels of the sets whose size is known without them
-KNOWN = {"digits": (600, 10, 8, 1), "cifar100": (50_000, 100, 32, 3), "imagenet": (1_281_167, 1000, 224, 3)}
+# --- ahead of time ------------------------------------------------------------------------------------------------
 
-# Machine code is made in a hurry: the program is only looked at.
-HURRY: dict[str, str | bool] = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": True}
+
+class DatasetSize(NamedTuple):
+    """The size of a dataset that is known without its files."""
+
+    train_images: int
+    classes: int
+    side: int
+    channels: int
+
+
+DATASET_SIZES = {
+    "digits": DatasetSize(600, 10, 8, 1),
+    "cifar100": DatasetSize(50_000, 100, 32, 3),
+    "imagenet": DatasetSize(1_281_167, 1000, 224, 3),
+}
+
+# The programs are only inspected, never run: machine code need not be good.
+FAST_COMPILE: dict[str, str | bool] = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": True}
+
+
+def compile_step(recipe: Recipe, layout: Layout, refresh: bool | None) -> jax.stages.Compiled:
+    """Compile a step without data or weights: with the second gradient, without, or of the base optimizer (None).
+
+    It is the program of a step that is not logged.
+    """
+    programs = Programs(recipe, abstract_dataset(recipe), total_steps(recipe), layout, lambda *batch: batch)
+    lowered = programs.step.lower(programs.abstract_state, refresh, *_abstract_batch(recipe, layout))
+    return lowered.compile(compiler_options=FAST_COMPILE)
+
+
+def total_steps(recipe: Recipe) -> int:
+    """The number of steps of a run, from the known size of its dataset."""
+    return EpochSchedule.of(training_images(recipe), recipe).steps(recipe.epochs)
 
 
 def training_images(recipe: Recipe) -> int:
-    """How many images an epoch of the recipe has, from what is known of its data set."""
-    count, classes, *_ = _known(recipe)
-    count = count * (recipe.classes or classes) // classes
+    """The number of training images of a recipe, from the known size of its dataset."""
+    size = dataset_size(recipe)
+    count = size.train_images * (recipe.classes or size.classes) // size.classes
     held_out = round(count * recipe.validation) if recipe.validation else 0
     return min(count - held_out, recipe.train_limit or count)
 
 
-def total_steps(recipe: Recipe) -> int:
-    return Pace.of(training_images(recipe), recipe).steps(recipe.epochs)
+def dataset_size(recipe: Recipe) -> DatasetSize:
+    """The known size of a recipe's dataset, before classes or images are left out."""
+    if recipe.dataset not in DATASET_SIZES:
+        raise ValueError(
+            f"the size of dataset {recipe.dataset!r} is not known without its files; "
+            f"plan for {', '.join(DATASET_SIZES)}."
+        )
+    return DATASET_SIZES[recipe.dataset]
 
 
-def compile_step(recipe: Recipe, layout: Layout, refresh: bool | None) -> jax.stages.Compiled:
-    """One of the two programs of a step: with the second gradient, or without (None for the base optimizer)."""
-    programs = Programs(recipe, _shape_of_data(recipe), total_steps(recipe), layout, lambda *batch: batch)
-    batch = _batch(recipe, layout)
-    return programs.step.lower(programs.restored(), refresh, *batch).compile(compiler_options=HURRY)
-
-
-def _batch(recipe: Recipe, layout: Layout) -> tuple[Any, Any]:
-    shape = recipe.batch_size, *_image_shape(recipe)
-    where = layout.batch if isinstance(layout, OnMesh) else None
-    images = jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=where)
-    return images, jax.ShapeDtypeStruct(shape[:1], jnp.int32, sharding=where)
-
-
-def _shape_of_data(recipe: Recipe) -> Dataset:
-    shape, classes = _image_shape(recipe), recipe.classes or _known(recipe)[1]
-    none = Images(np.zeros((0, *shape), np.uint8), np.zeros(0, np.int32))
+def abstract_dataset(recipe: Recipe) -> Dataset:
+    """A dataset of a recipe's image shape and classes, without images."""
+    shape = _image_shape(recipe)
+    empty = Images(np.zeros((0, *shape), np.uint8), np.zeros(0, np.int32))
     half = (0.5,) * shape[2]
-    return Dataset(recipe.dataset, none, none, classes, shape, mean=half, std=half)
+    classes = recipe.classes or dataset_size(recipe).classes
+    return Dataset(recipe.dataset, empty, empty, classes, shape, mean=half, std=half)
 
 
 def _image_shape(recipe: Recipe) -> tuple[int, int, int]:
-    _, _, side, channels = _known(recipe)
-    side = recipe.image_size or side
-    return side, side, channels
+    size = dataset_size(recipe)
+    side = recipe.image_size or size.side
+    return side, side, size.channels
 
 
-def _known(recipe: Recipe) -> tuple[int, int, int, int]:
-    if recipe.dataset not in KNOWN:
-        raise ValueError(
-            f"the size of dataset {recipe.dataset!r} is not known without its files; plan for {', '.join(KNOWN)}."
-        )
-    return KNOWN[recipe.dataset]
+def _abstract_batch(recipe: Recipe, layout: Layout) -> tuple[Any, Any]:
+    sharding = layout.batch_sharding if isinstance(layout, MeshLayout) else None
+    images = jax.ShapeDtypeStruct((recipe.batch_size, *_image_shape(recipe)), jnp.uint8, sharding=sharding)
+    return images, jax.ShapeDtypeStruct((recipe.batch_size,), jnp.int32, sharding=sharding)

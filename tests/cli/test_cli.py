@@ -104,14 +104,12 @@ def test_every_setting_has_a_flag_with_a_help_text(cli):
         assert re.search(r"  \S.{7,}", entry[0].partition(flag)[2]), flag
     assert [setting.name for setting in flags.settings()] == [field.name for field in dataclasses.fields(Recipe)]
     assert all(setting.help and setting.section for setting in flags.settings())
-    sections = (
-        "what is learnt from, the model, augmentation, the base optimizer, the rule, how the work is spread, the run"
-    )
+    sections = "data, model, augmentation, base optimizer, sharpness-aware rule, parallelism, run"
     assert ", ".join(dict.fromkeys(setting.section for setting in flags.settings())) == sections
 
 
-def test_a_percent_sign_in_a_comment_is_shown(cli, monkeypatch):
-    setting = flags.Setting("rho", float, "the rule", "30 % of it")
+def test_a_percent_sign_in_a_help_text_is_shown(cli, monkeypatch):
+    setting = flags.Setting("rho", float, "sharpness-aware rule", "30 % of it")
     monkeypatch.setattr(flags, "settings", lambda: (setting,))
     assert "30 % of it" in cli("train", "--help")[1]
 

@@ -65,7 +65,7 @@ def by_hand(run_dir):
     """(params, loss): the loss of the first images, as a function of the weights, without the trainer's."""
     training = Training(RECIPE)
     checkpoints = Checkpoints(run_dir / "checkpoints", keep=2, read_only=True)
-    _, state, _ = checkpoints.restore(training.programs.restored())
+    _, state, _ = checkpoints.restore(training.programs.abstract_state)
     checkpoints.close()
 
     def loss(params, part="train"):

@@ -37,7 +37,7 @@ def stream_recipe(folder: pathlib.Path, mesh: str) -> Recipe:
 
 def streamed(recipe: Recipe) -> dict[str, np.ndarray]:
     """What the first parameters score on the test pictures, and the losses of some steps on the training pictures."""
-    batches.STREAMED_BATCH = 16  # so that a small set is more than one batch, and both processes have a part of it
+    batches.STREAMED_EVAL_BATCH = 16  # so that a small set is more than one batch, and both processes have a part of it
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
         training = Training(recipe)
         state, losses = training.init(), []
@@ -49,7 +49,7 @@ def streamed(recipe: Recipe) -> dict[str, np.ndarray]:
         for i in range(STREAM_STEPS):
             state, metrics = training.step(state, i)
             losses.append(float(metrics["loss"]))
-        training.feed.close()
+        training.batches.close()
     return {"test": test, "losses": np.array(losses)}
 
 

@@ -72,7 +72,7 @@ def train(recipe: Recipe, layout: Layout | None = None, steps: int = 10) -> Trai
         wide = Model(lambda _: (to_float64(params), to_float64(stats)), model.apply)
         return init_state(jax.random.key(seed), wide, rule, tx)
 
-    places = layout.place(jax.eval_shape(init, 0))
+    places = layout.shardings(jax.eval_shape(init, 0))
     step = jax.jit(
         make_train_step(recipe, DATA, model, rule, tx, layout),
         static_argnums=3,
@@ -89,7 +89,7 @@ def train(recipe: Recipe, layout: Layout | None = None, steps: int = 10) -> Trai
 def batch(recipe: Recipe, layout: Layout, i: int) -> tuple[jax.Array, jax.Array]:
     rows = (np.arange(recipe.batch_size) + 7 * i) % len(DATA.train)
     arrays = DATA.train.images, DATA.train.labels
-    return tuple(layout.rows(len(rows), lambda part, x=x: x[rows[part]]) for x in arrays)
+    return tuple(layout.put_batch(len(rows), lambda part, x=x: x[rows[part]]) for x in arrays)
 
 
 def to_float64(tree: Any) -> Any:

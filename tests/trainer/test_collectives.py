@@ -84,7 +84,7 @@ def test_nothing_of_the_batch_is_sent():
 
 def test_parameters_are_counted_right():
     recipe = VIT.replace(mesh="data=1")
-    from looksam.trainer.training import _shape_of_data, make_model
+    from looksam.trainer.training import abstract_dataset, make_model
 
-    params, _ = jax.eval_shape(make_model(recipe, _shape_of_data(recipe)).init, jax.random.key(0))
+    params, _ = jax.eval_shape(make_model(recipe, abstract_dataset(recipe)).init, jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == PARAMETERS

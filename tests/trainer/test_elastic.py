@@ -34,7 +34,7 @@ def smooth(monkeypatch):
 
 def state_of(folder):
     with contextlib.closing(Checkpoints(folder / "checkpoints", keep=2, read_only=True)) as checkpoints:
-        return checkpoints.restore(Training(RECIPE).programs.restored())
+        return checkpoints.restore(Training(RECIPE).programs.abstract_state)
 
 
 def lines(folder, split):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from spread import DATA, METHODS, SMOOTH, largest_difference, train
 
-from looksam.trainer.parallel import OneDevice, OnMesh, make_layout
+from looksam.trainer.parallel import MeshLayout, SingleDeviceLayout, make_layout
 from looksam.trainer.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -20,7 +20,7 @@ def alone():
 
     def get(recipe):
         if recipe not in made:
-            made[recipe] = train(recipe, OneDevice())
+            made[recipe] = train(recipe, SingleDeviceLayout())
         return made[recipe]
 
     return get
@@ -71,10 +71,10 @@ def test_batch_statistics_are_of_the_whole_batch():
 def test_the_state_is_made_in_parts():
     """Each device holds an eighth of every large array, and the program that makes the state holds no more."""
     layout = make_layout((1, 8))
-    assert isinstance(layout, OnMesh)
+    assert isinstance(layout, MeshLayout)
     make = jax.jit(
         lambda key: {"w": jax.random.normal(key, (512, 1024))},
-        out_shardings=layout.place({"w": jax.ShapeDtypeStruct((512, 1024), float)}),
+        out_shardings=layout.shardings({"w": jax.ShapeDtypeStruct((512, 1024), float)}),
     )
     memory = make.lower(jax.random.key(0)).compile().memory_analysis()
     whole = 512 * 1024 * 8
@@ -86,7 +86,7 @@ def test_the_state_is_made_in_parts():
 
 def test_which_arrays_are_cut():
     layout = make_layout((2, 4))
-    assert isinstance(layout, OnMesh)
+    assert isinstance(layout, MeshLayout)
     cut = {shape: tuple(layout.spec(shape)) for shape in ((64, 256), (256, 64), (63, 128), (64, 3, 3, 7), (1023,), ())}
     assert cut == {
         (64, 256): (None, "fsdp"),
@@ -102,11 +102,11 @@ def test_which_arrays_are_cut():
     ("settings", "message"),
     [
         ({"mesh": "data=16"}, "16 devices, and there are 8"),
-        ({"mesh": "data=8", "batch_size": 44}, "batch_size=44 is no multiple of the devices of the mesh, 8"),
-        ({"mesh": "data=8", "microbatch": 12}, "microbatch=12 is no multiple of the devices of the mesh, 8"),
-        ({"mesh": "data=1", "microbatch": 36}, "batch_size=48 is no multiple of microbatch, 36"),
-        ({"mesh": "data=8", "groups": 4}, "groups=4 is no multiple of the devices of the mesh, 8"),
-        ({"mesh": "data=1", "groups": 5}, "batch_size=48 is no multiple of groups, 5"),
+        ({"mesh": "data=8", "batch_size": 44}, "batch_size=44 is not a multiple of the 8 devices of the mesh"),
+        ({"mesh": "data=8", "microbatch": 12}, "microbatch=12 is not a multiple of the 8 devices of the mesh"),
+        ({"mesh": "data=1", "microbatch": 36}, "batch_size=48 is not a multiple of microbatch=36"),
+        ({"mesh": "data=8", "groups": 4}, "groups=4 is not a multiple of the 8 devices of the mesh"),
+        ({"mesh": "data=1", "groups": 5}, "batch_size=48 is not a multiple of groups=5"),
         ({"mesh": "data=8", "microbatch": 8, "mixup": 0.2}, "1 images at a time, and mixup takes pairs"),
     ],
 )

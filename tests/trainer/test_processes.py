@@ -22,7 +22,7 @@ from PIL import Image
 
 from looksam.trainer import run
 from looksam.trainer.checkpoints import Checkpoints
-from looksam.trainer.parallel import OneDevice
+from looksam.trainer.parallel import SingleDeviceLayout
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.training import Training
 
@@ -108,7 +108,7 @@ def arrays(run_dir: pathlib.Path, step: int | None = None):
     """The state of a checkpoint, by default of the newest one, on the host."""
     recipe = Recipe.from_json((run_dir / "recipe.json").read_text()).replace(mesh="data=1")
     with contextlib.closing(Checkpoints(run_dir / "checkpoints", keep=2, read_only=True)) as checkpoints:
-        _, state, _ = checkpoints.restore(Training(recipe).programs.restored(), step)
+        _, state, _ = checkpoints.restore(Training(recipe).programs.abstract_state, step)
     return jax.tree.map(np.asarray, state)
 
 
@@ -271,7 +271,7 @@ def found(pictures, tmp_path_factory):
 def alone():
     """The runs on one device, unsplit."""
     with jax.numpy_dtype_promotion("standard"):
-        return {rule: spread.train(recipe, OneDevice()) for rule, recipe in process_worker.RULES.items()}
+        return {rule: spread.train(recipe, SingleDeviceLayout()) for rule, recipe in process_worker.RULES.items()}
 
 
 @pytest.mark.parametrize(("rule", "mesh", "microbatch"), process_worker.CASES)

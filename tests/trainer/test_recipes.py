@@ -12,7 +12,7 @@ import pytest
 
 import looksam
 from looksam.trainer import models
-from looksam.trainer.recipe import MODELS, Recipe, parse
+from looksam.trainer.recipe import MODELS, SECTIONS, Recipe, parse
 from looksam.trainer.recipes import ALL, find, paper
 
 MODULES = ("augment_64k", "cifar100", "desk", "digits", "large_batch", "vit")
@@ -263,6 +263,17 @@ def test_json_that_is_no_recipe():
 
 def test_model_names_are_those_of_the_models():
     assert sorted(MODELS) == sorted(models.MODELS)
+
+
+def test_an_unknown_method_is_answered_with_near_ones():
+    with pytest.raises(ValueError, match="method 'looksam' is unknown; did you mean look_sam"):
+        Recipe(method="looksam")
+
+
+def test_sections_hold_every_setting_in_order():
+    names = [field.name for field in dataclasses.fields(Recipe)]
+    assert [name for section in SECTIONS.values() for name in section] == names
+    assert SECTIONS["parallelism"] == ("mesh", "microbatch", "groups")
 
 
 def test_every_setting_survives_its_flag():

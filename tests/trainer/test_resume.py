@@ -56,7 +56,7 @@ def final_state(folder):
     """The step and every array of the newest checkpoint."""
     training = Training(Recipe.from_json((folder / "recipe.json").read_text()).replace(mesh="data=1"))
     checkpoints = Checkpoints(folder / "checkpoints", keep=2, read_only=True)
-    step, state, _ = checkpoints.restore(training.programs.restored())
+    step, state, _ = checkpoints.restore(training.programs.abstract_state)
     checkpoints.close()
     return step, [np.asarray(x) for x in jax.tree.leaves(state)]
 

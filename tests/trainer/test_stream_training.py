@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 
 from looksam.trainer import run
-from looksam.trainer.batches import Stream, load, make_eval_batches, make_feed
-from looksam.trainer.parallel import OneDevice
+from looksam.trainer.batches import StreamedBatches, load, make_eval_batches, make_train_batches
+from looksam.trainer.parallel import SingleDeviceLayout
 from looksam.trainer.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
@@ -28,8 +28,8 @@ def recipe(tmp_path_factory):
 
 def test_a_stream_starts_anywhere_and_gives_the_same_batches(recipe):
     dataset = load(recipe)
-    feed, other = (make_feed(dataset, recipe, OneDevice()) for _ in range(2))
-    assert isinstance(feed, Stream) and feed.pace.steps(1) == 4
+    feed, other = (make_train_batches(dataset, recipe, SingleDeviceLayout()) for _ in range(2))
+    assert isinstance(feed, StreamedBatches) and feed.epoch_schedule.steps(1) == 4
     in_order = [feed.arguments(i) for i in range(6)]  # across an epoch's end
     jax.tree.map(np.testing.assert_array_equal, other.arguments(5), in_order[5])
     assert in_order[0][0].shape == (6, 16, 16, 3) and in_order[0][0].dtype == np.uint8

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from looksam.trainer.parallel import Parts, make_layout
+from looksam.trainer.parallel import BatchSplit, make_layout
 from looksam.trainer.plan import environment
 from looksam.trainer.plan.chips import Chip
 from looksam.trainer.plan.estimate import mixture
@@ -24,7 +24,7 @@ def make_plan(recipe: Recipe, chip: Chip, utilisation: float, say: Callable[[str
     sizes = recipe.mesh_sizes()
     environment.check(sizes[0] * sizes[1] if sizes else 1, jax.device_count())
     devices = make_layout(sizes).devices
-    Parts.of(recipe, devices)  # before any time is spent
+    BatchSplit.of(recipe, devices)  # before any time is spent
     steps = min(total_steps(recipe), recipe.steps or total_steps(recipe))
     return plan(
         recipe,

@@ -275,7 +275,7 @@ def test_a_plan_of_the_real_programs_has_the_flops_and_reductions_of_its_formula
     [
         (["digits", "--chip", "tpu"], 2, "chip 'tpu' is unknown"),
         (["digits", "--utilisation", "0"], 2, "utilisation=0.0 is out of range; pass 0 < utilisation <= 1"),
-        (["digits", "--mesh", "data=3", "--batch-size", "50"], 1, "batch_size=50 is no multiple of the devices"),
+        (["digits", "--mesh", "data=3", "--batch-size", "50"], 1, "batch_size=50 is not a multiple of the 3 devices"),
         (["digits", "--mesh", "data=16"], 1, "the mesh has 16 devices, and JAX has started with 8"),
         (["imagenette-vit-s32", "--mesh", "data=1"], 1, "the size of dataset 'parquet' is not known"),
     ],
