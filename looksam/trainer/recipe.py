@@ -13,6 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from looksam.arguments import did_you_mean
 from looksam.trainer.data import NAMES as DATASETS
+from looksam.trainer.models import MODELS
 
 
 def fits(value: Any, wanted: Any) -> bool:
@@ -66,12 +67,6 @@ def _parse_union(text: str, wanted: Any) -> Any:
     raise ValueError(f"{text!r} is not {describe(wanted)}")
 
 
-# The names of models.MODELS (a test compares them): that module loads JAX, and `looksam --help` need not.
-MODELS = (
-    *("mlp", "resnet", "resnet18", "resnet50", "resnet_small"),
-    *("vit", "vit_b16", "vit_b32", "vit_s16", "vit_s32", "vit_tiny"),
-    *("wide_resnet", "wrn28_10", "wrn_small"),
-)
 Method = Literal["base", "sam", "sam_k", "look_sam", "layer_sam", "look_layer_sam"]
 
 MODEL_SIZES = ("width", "depth", "widen", "heads", "patch")

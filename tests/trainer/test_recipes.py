@@ -12,7 +12,7 @@ import pytest
 
 import looksam
 from looksam.trainer import models
-from looksam.trainer.recipe import MODELS, Recipe, parse
+from looksam.trainer.recipe import Recipe, parse
 from looksam.trainer.recipes import ALL, find, paper
 
 MODULES = ("augment_64k", "cifar100", "desk", "digits", "large_batch", "vit")
@@ -259,10 +259,6 @@ def test_json_that_is_no_recipe():
         Recipe.from_json('{"rh": 1}')
     with pytest.raises(TypeError, match="epochs='3' has the wrong type; pass a whole number"):
         Recipe.from_json('{"epochs": "3"}')
-
-
-def test_model_names_are_those_of_the_models():
-    assert sorted(MODELS) == sorted(models.MODELS)
 
 
 def test_every_setting_survives_its_flag():
