@@ -54,7 +54,7 @@ def load_dataset(
       on_bad_image: 'fail' stops at an unreadable image, 'skip' leaves it out.
       image_column: needed for Parquet files with several columns of encoded images.
       label_column: needed for Parquet files with several integer columns.
-      num_classes: for Parquet files; by default as in their metadata or labels.
+      num_classes: by default as in the metadata or the labels of Parquet files, or the number of class folders.
       test_split: the split to test on if there are several, e.g. 'validation'.
       max_decoded_bytes: sets of one image size up to this are decoded into memory; 0 streams every set.
     """
@@ -149,17 +149,17 @@ class Request:
 
 
 def load_digits(request: Request) -> Dataset:
-    """scikit-learn's handwritten digits: 600 training and 1,197 test images, (8, 8, 1), inside the package."""
+    """Loads the handwritten digits that ship with scikit-learn: 600 training and 1,197 test images, (8, 8, 1)."""
     digits = require("sklearn.datasets").load_digits()
     pixels = (digits.images * DIGITS_SCALE).astype(np.uint8)[..., None]
     images = Images(pixels, digits.target.astype(np.int32))
     train, test = hold_out(images, DIGITS_TEST_COUNT, DIGITS_SPLIT_SEED)
-    # Inputs are pixels in [0, 1], not standardised: this small model trains as well, and numbers stay comparable.
+    # Inputs are pixels in [0, 1], not standardised: models of this size train as well, and numbers stay comparable.
     return Dataset(request.name, train, test, 10, (8, 8, 1), mean=(0.0,), std=(16 * DIGITS_SCALE / 255,))
 
 
 def load_cifar100(request: Request) -> Dataset:
-    """CIFAR-100 from the binary archive, which can be downloaded, or from Parquet files."""
+    """Loads CIFAR-100 from the binary archive, which can be downloaded, or from Parquet files."""
     folder = request.folder()
     if cifar_archive.has_archive(folder):
         return cifar_archive.load_cifar100_archive(folder)
@@ -172,7 +172,7 @@ def load_cifar100(request: Request) -> Dataset:
 
 
 def load_imagenet(request: Request) -> Dataset:
-    """ImageNet-1k from Parquet files or class folders."""
+    """Loads ImageNet-1k from Parquet files or class folders."""
     folder = request.folder()
     if has_parquet(folder):
         train, test, _ = request.parquet(folder, IMAGENET_CLASSES)
@@ -186,12 +186,12 @@ def load_imagenet(request: Request) -> Dataset:
 
 
 def load_parquet(request: Request) -> Dataset:
-    """Any dataset in a folder of Parquet files."""
+    """Loads any dataset from a folder of Parquet files."""
     return request.dataset(*request.parquet(request.folder(), request.num_classes))
 
 
 def load_folder(request: Request) -> Dataset:
-    """Any dataset in a folder with a directory per class."""
+    """Loads any dataset from a folder with a directory per class."""
     folder = request.folder()
     train, test, count = request.class_folders(folder)
     request.check_classes(folder, count, request.num_classes or count)

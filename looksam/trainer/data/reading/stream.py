@@ -26,8 +26,8 @@ from looksam.trainer.data.reading.order import ShuffledOrder, generator, rows_pe
 Batch = dict[str, np.ndarray]
 Crop = Callable[[Any], np.ndarray]
 
-NONE_BAD = -1
-_ENDLESS = 2**62
+NONE_BAD = -1  # in place of a row number, for an image that is readable
+_ENDLESS = 2**62  # the length of an endless stream, in chunks
 
 _LOG = logging.getLogger("looksam.trainer.data")
 _CHUNK = 64  # images that a worker makes at once: a large batch is shared among the workers
@@ -235,7 +235,7 @@ def _run_grain(chunks: TrainChunks | EvalChunks, chunks_per_step: int, workers: 
     reading = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=_CHUNKS_AHEAD if threads else 0)
     stream = grain.MapDataset.source(chunks).to_iter_dataset(reading)
     if workers:
-        _parse_absl_flags()
+        _mark_absl_flags_parsed()
         options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=_CHUNKS_AHEAD)
         stream = stream.mp_prefetch(options, worker_init_fn=_start_worker)
     return _join_chunks(stream, chunks_per_step, chunks.source)
@@ -259,8 +259,8 @@ def _report_bad(bad: np.ndarray, seen: set[int], source: Encoded) -> None:
         _LOG.warning("unreadable image left out: %s (%d so far)", source.place(row), len(seen))
 
 
-def _parse_absl_flags() -> None:
-    """Marks absl's flags as parsed: Grain reads them when it starts workers, which fails if no absl program has."""
+def _mark_absl_flags_parsed() -> None:
+    """Marks absl's flags as parsed, with their defaults: Grain needs that to start workers."""
     flags = require("absl.flags").FLAGS
     if not flags.is_parsed():
         flags.mark_as_parsed()
