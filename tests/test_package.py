@@ -61,11 +61,11 @@ def test_versions_are_pinned_without_hosts():
         assert re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][A-Za-z0-9.]*", line), line
 
 
-def test_the_digits_picks_are_the_best_of_the_stored_tuning():
-    from looksam.trainer.recipes.digits import GRIDS, PICKS
+def test_the_selected_digits_settings_are_the_best_of_the_stored_tuning():
+    from looksam.trainer.recipes.small import DIGITS_GRIDS, DIGITS_SELECTED
 
     for name, tuning in json.loads((ROOT / "results/digits/tuning.json").read_text()).items():
         for method, outcome in tuning["methods"].items():
-            assert outcome["grid"] == GRIDS[method]
+            assert outcome["grid"] == DIGITS_GRIDS[method]
             means = [sum(scores) / len(scores) for scores in outcome["accuracy"]]
-            assert PICKS[name][method] == outcome["pick"] == GRIDS[method][means.index(max(means))]
+            assert DIGITS_SELECTED[name][method] == outcome["pick"] == DIGITS_GRIDS[method][means.index(max(means))]

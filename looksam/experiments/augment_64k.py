@@ -11,25 +11,25 @@ from looksam.experiments.store import Store
 from looksam.experiments.study import accuracies
 from looksam.experiments.task import Task
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.recipes import augment_64k as full
-from looksam.trainer.recipes import paper
+from looksam.trainer.recipes import imagenet as full
+from looksam.trainer.recipes import paper_tables as paper
 
 NAME = "augment-64k"
 TITLE = "The largest batches with RandAugment and Mixup"
 QUESTION = "Does augmentation still add to Look-LayerSAM at the largest batch?"
 FULL = (
-    *(f"vit_b16-lamb-{batch}-{method}" for batch in full.BATCHES for method in ("base", "look_layer_sam")),
-    *full.RECIPES,
+    *(f"vit_b16-lamb-{batch}-{method}" for batch in full.AUGMENTED_BATCHES for method in ("base", "look_layer_sam")),
+    *full.AUGMENTED_RECIPES,
 )
 BATCHES = {50: 32768, 400: 65536}  # of ours, with the paper's that they stand for
-RANDAUGMENT = full.AUGMENTED["randaugment"]
+RANDAUGMENT = full.AUGMENTATIONS["randaugment"]
 ROWS = {
     "LAMB": ("base", {}, {"method": "lamb", "randaug": "no", "mixup": "no"}),
     "+ Look-LayerSAM-5": (lamb.LAYER, {}, {"method": "lamb+look_layer_sam", "randaug": "no", "mixup": "no"}),
     "+ RandAugment": (lamb.LAYER, RANDAUGMENT, {"method": "lamb+look_layer_sam", "randaug": "yes", "mixup": "no"}),
     "+ Mixup": (
         lamb.LAYER,
-        full.AUGMENTED["randaugment-mixup"],
+        full.AUGMENTATIONS["randaugment-mixup"],
         {"method": "lamb+look_layer_sam", "randaug": "yes", "mixup": "yes"},
     ),
 }

@@ -9,8 +9,8 @@ from looksam.experiments.report.section import Entry, Section
 from looksam.experiments.store import Store
 from looksam.experiments.study import Study
 from looksam.experiments.task import Task
-from looksam.trainer.recipes import cifar100 as full
-from looksam.trainer.recipes import paper
+from looksam.trainer.recipes import cifar as full
+from looksam.trainer.recipes import paper_tables as paper
 
 NAME = "cifar100"
 TITLE = "Accuracy on CIFAR-100"

@@ -12,15 +12,15 @@ from looksam.experiments.store import Store
 from looksam.experiments.study import accuracies
 from looksam.experiments.task import Task
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.recipes import large_batch as full
-from looksam.trainer.recipes import paper
+from looksam.trainer.recipes import imagenet as full
+from looksam.trainer.recipes import paper_tables as paper
 
 NAME = "large-batch"
 TITLE = "Large batches"
 QUESTION = (
     "Does Look-LayerSAM hold up as the batch grows at fixed epochs, and which layer scaling should be the default?"
 )
-FULL = tuple(name for name in full.RECIPES if "65536" not in name and not name.endswith("-layer_sam"))
+FULL = tuple(name for name in full.LARGE_BATCH_RECIPES if "65536" not in name and not name.endswith("-layer_sam"))
 ROWS = {
     "base": "lamb",
     "sam": "lamb+sam",
@@ -72,7 +72,7 @@ def _name(method: str) -> str:
 
 
 def _table(column: str, scores: Scores) -> Table:
-    batches = full.BATCHES.keys() - {65536}
+    batches = full.LARGE_BATCH_SETTINGS.keys() - {65536}
     header = ("method", *(f"batch {b}" for b in lamb.BATCHES), *(f"paper: {b:,}" for b in sorted(batches)))
     rows: list[tuple[Entry, ...]] = []
     for method in lamb.METHODS:

@@ -7,7 +7,7 @@ from looksam.experiments.report.section import Section
 from looksam.experiments.store import Store
 from looksam.experiments.task import Task
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.recipes import paper
+from looksam.trainer.recipes import paper_tables as paper
 
 NAME = "rho"
 TITLE = "Sensitivity to ρ"

@@ -16,7 +16,7 @@ from looksam.experiments.task import Task
 from looksam.experiments.variants import rows
 from looksam.experiments.work import CURVE_POINTS
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.recipes import paper
+from looksam.trainer.recipes import paper_tables as paper
 
 NAME = "sam5-gap"
 TITLE = "The gap between SAM-5 and SAM"

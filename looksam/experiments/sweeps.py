@@ -11,7 +11,7 @@ from looksam.experiments.significance import RULE, difference, significant
 from looksam.experiments.store import Store
 from looksam.experiments.study import accuracies
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.recipes import paper
+from looksam.trainer.recipes import paper_tables as paper
 
 BATCHES = {50: 16384, 400: 32768}  # of ours, with the paper's that they stand for
 

@@ -8,7 +8,7 @@ from looksam.experiments.naming import display
 from looksam.experiments.report.section import Entry, Section, Table, Value
 from looksam.experiments.store import Store
 from looksam.experiments.task import Task
-from looksam.trainer.recipes import paper
+from looksam.trainer.recipes import paper_tables as paper
 
 NAME = "time"
 TITLE = "Training time"

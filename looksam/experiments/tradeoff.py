@@ -11,7 +11,7 @@ from looksam.experiments.store import Store
 from looksam.experiments.study import accuracies, seeds_of, tuning_stages
 from looksam.experiments.task import Task
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.recipes import paper
+from looksam.trainer.recipes import paper_tables as paper
 
 NAME = "tradeoff"
 TITLE = "Accuracy against training time"

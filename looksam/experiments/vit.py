@@ -9,13 +9,13 @@ from looksam.experiments.report.section import Entry, Section
 from looksam.experiments.store import Store
 from looksam.experiments.study import Study
 from looksam.experiments.task import Task
-from looksam.trainer.recipes import paper
-from looksam.trainer.recipes import vit as full
+from looksam.trainer.recipes import imagenet as full
+from looksam.trainer.recipes import paper_tables as paper
 
 NAME = "vit"
 TITLE = "Accuracy and time of Vision Transformers"
 QUESTION = "How accurate is LookSAM-k, and how much longer than AdamW does it take?"
-FULL = tuple(full.RECIPES)
+FULL = tuple(full.VIT_RECIPES)
 MODELS = {"ViT-B-16": "vit_b16", "ViT-B-32": "vit_b32", "ViT-S-16": "vit_s16", "ViT-S-32": "vit_s32"}
 
 

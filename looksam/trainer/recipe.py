@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 from looksam.arguments import did_you_mean
 from looksam.methods import METHODS
 from looksam.trainer.data import NAMES as DATASETS
+from looksam.trainer.models import MODELS
 
-# fmt: off
-MODELS = ("mlp", "resnet", "resnet18", "resnet50", "resnet_small", "vit", "vit_b16", "vit_b32", "vit_s16", "vit_s32", "vit_tiny", "wide_resnet", "wrn28_10", "wrn_small")  # noqa: E501
-# fmt: on
 MODEL_SIZES = ("width", "depth", "widen", "heads", "patch")
 
 if TYPE_CHECKING:

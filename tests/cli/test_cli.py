@@ -173,7 +173,7 @@ def test_recipes_are_listed(cli):
     assert head.split() == ["name", "table", "paper", "hardware", "and", "time"]
     assert [row.split()[0] for row in rows] == list(ALL)
     row = next(row for row in rows if row.startswith("vit_b16-look_sam-5 "))
-    assert re.split("  +", row) == ["vit_b16-look_sam-5", "vit", "79.8", "TPU pod, 70.5 s an epoch, 5.9 h"]
+    assert re.split("  +", row) == ["vit_b16-look_sam-5", "vit", "79.8", "TPU pod, 70.5 s per epoch, 5.9 h"]
     assert next(row for row in rows if row.startswith("digits ")).split()[2] == "-"
 
 

@@ -1,9 +1,8 @@
-"""The recipes say what the paper says: every cell of its parameter tables, read off; and their scores are its own."""
+"""The recipes have the settings of the paper's parameter tables, every entry, and its scores."""
 
 import ast
 import csv
 import dataclasses
-import importlib
 import pathlib
 import re
 
@@ -12,20 +11,23 @@ import pytest
 
 import looksam
 from looksam.trainer import models
-from looksam.trainer.recipe import MODELS, SECTIONS, Recipe, parse
-from looksam.trainer.recipes import ALL, find, paper
+from looksam.trainer.recipe import SECTIONS, Recipe, parse
+from looksam.trainer.recipes import ALL, cifar, find, imagenet, paper_tables, small
 
-MODULES = ("augment_64k", "cifar100", "desk", "digits", "large_batch", "vit")
+TABLES = {
+    "digits": (small, small.DIGITS_RECIPES),
+    "small": (small, small.PHOTO_RECIPES),
+    "cifar100": (cifar, cifar.RECIPES),
+    "vit": (imagenet, imagenet.VIT_RECIPES),
+    "large_batch": (imagenet, imagenet.LARGE_BATCH_RECIPES),
+    "augment_64k": (imagenet, imagenet.AUGMENTED_RECIPES),
+}
 FOLDER = pathlib.Path(looksam.__file__).parent / "trainer/recipes"
 
 
 def check(name, **expected):
     recipe = find(name).recipe
     assert {key: getattr(recipe, key) for key in expected} == expected, name
-
-
-def names_of(module):
-    return list(importlib.import_module(f"looksam.trainer.recipes.{module}").RECIPES)
 
 
 # --- the settings -----------------------------------------------------------------------------------------------
@@ -104,21 +106,19 @@ def test_digits(name, noise):
 
 
 def test_digits_are_tuned_with_equal_effort():
-    from looksam.trainer.recipes.digits import GRIDS, PICKS, RECIPES
-
-    assert set(PICKS) == set(RECIPES)
-    for name, picks in PICKS.items():
-        assert set(picks) == set(GRIDS) == {"sam", "sam_k", "look_sam"}
-        for method, settings in picks.items():
-            grid = GRIDS[method]
+    assert set(small.DIGITS_SELECTED) == set(small.DIGITS_RECIPES)
+    for name, selected in small.DIGITS_SELECTED.items():
+        assert set(selected) == set(small.DIGITS_GRIDS) == {"sam", "sam_k", "look_sam"}
+        for method, settings in selected.items():
+            grid = small.DIGITS_GRIDS[method]
             assert len(grid) == 8
             assert settings in grid
             assert all(grid.count(other) == 1 for other in grid)
-            RECIPES[name].replace(method=method, **settings)  # are settings of a recipe
-        check(name, **picks["look_sam"])
+            small.RECIPES[name].replace(method=method, **settings)  # are settings of a recipe
+        check(name, **selected["look_sam"])
 
 
-def test_desk():
+def test_small_photo_recipes():
     check("cifar100-small-resnet", dataset="cifar100", model="resnet_small", optimizer="sgdm", crop_padding=4)
     check("cifar100-small-vit", dataset="cifar100", model="vit", optimizer="adamw", crop_padding=4)
     check("cifar100-64k", dataset="cifar100", batch_size=65536, across_epochs=True, randaugment=2, mixup=0.2)
@@ -136,18 +136,17 @@ def test_desk():
 
 
 def test_every_recipe_is_in_one_table():
-    by_module = {module: names_of(module) for module in MODULES}
-    assert {module: len(names) for module, names in by_module.items()} == {
+    assert {table: len(recipes) for table, (_, recipes) in TABLES.items()} == {
         "augment_64k": 2 * 2,
         "cifar100": 3 * 8,
-        "desk": 4,
         "digits": 2,
+        "small": 4,
         "large_batch": 5 * 5,
         "vit": 4 * 6,
     }
-    assert sorted(ALL) == sorted(name for names in by_module.values() for name in names)
-    for module, names in by_module.items():
-        assert {find(name).table for name in names} == {module}
+    assert sorted(ALL) == sorted(name for _, recipes in TABLES.values() for name in recipes)
+    for table, (_, recipes) in TABLES.items():
+        assert {find(name).table for name in recipes} == {table}
 
 
 # --- the paper's numbers ----------------------------------------------------------------------------------------
@@ -180,9 +179,9 @@ def test_scores_are_the_papers():
         suffix = "-randaugment" * (row["randaug"] == "yes") + "-mixup" * (row["mixup"] == "yes")
         for batch in ("32768", "65536"):
             expected[f"vit_b16-lamb-{batch}-{method}{suffix}"] = row[batch]
-    found = {name: listing.score for name, listing in ALL.items() if listing.score is not None}
-    assert found == {name: float(value) for name, value in expected.items()}
-    assert len(found) == 24 + 24 + 16 + 2 + 4
+    scores = {name: listing.score for name, listing in ALL.items() if listing.score is not None}
+    assert scores == {name: float(value) for name, value in expected.items()}
+    assert len(scores) == 24 + 24 + 16 + 2 + 4
 
 
 @pytest.mark.parametrize(
@@ -205,32 +204,35 @@ def test_some_scores_by_hand(name, score):
 
 
 def test_costs_are_the_papers():
-    assert find("vit_b16-look_sam-5").cost == "TPU pod, 70.5 s an epoch, 5.9 h"
+    assert find("vit_b16-look_sam-5").cost == "TPU pod, 70.5 s per epoch, 5.9 h"
     assert find("vit_b16-lamb-32768-look_layer_sam").cost == "TPU pod, 1,024 chips, 0.7 h"
     assert find("vit_b16-lamb-4096-base").cost == "TPU pod, 128 chips, 4.8 h"
-    assert find("vit_b16-lamb-32768-base").cost == "TPU pod, 1,024 chips; 1 gradient a step"
-    assert find("cifar100-resnet18-look_sam-20").cost == "one accelerator; 1.05 gradients a step"
-    assert find("cifar100-resnet18-sam").cost == "one accelerator; 2 gradients a step"
+    assert find("vit_b16-lamb-32768-base").cost == "TPU pod, 1,024 chips; 1 gradient per step"
+    assert find("cifar100-resnet18-look_sam-20").cost == "one accelerator; 1.05 gradients per step"
+    assert find("cifar100-resnet18-sam").cost == "one accelerator; 2 gradients per step"
 
 
-def test_a_cell_that_is_not_there_is_none():
-    assert paper.number("time_hours", "32768", method="lamb") is None  # empty
-    assert paper.number("time_hours", "65536", method="lamb") is None  # no such column
-    assert paper.number("time_hours", "4096", method="sam") is None  # no such row
-    assert paper.number("throughput", "images_per_second", method="look_sam_5") == 19051
+def test_a_number_that_is_not_in_a_table_is_none():
+    assert paper_tables.number("time_hours", "32768", method="lamb") is None  # empty
+    assert paper_tables.number("time_hours", "65536", method="lamb") is None  # no such column
+    assert paper_tables.number("time_hours", "4096", method="sam") is None  # no such row
+    assert paper_tables.number("throughput", "images_per_second", method="look_sam_5") == 19051
 
 
-# --- the modules ------------------------------------------------------------------------------------------------
+# --- the tables ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_opens_with_paper_command_hardware_time_score(module):
-    text = ast.get_docstring(ast.parse((FOLDER / f"{module}.py").read_text()))
+@pytest.mark.parametrize("table", TABLES)
+def test_a_table_opens_with_paper_command_hardware_time_score(table):
+    module, recipes = TABLES[table]
+    here = [name for name, (other, _) in TABLES.items() if other is module].index(table)
+    docstring = ast.get_docstring(ast.parse(pathlib.Path(module.__file__).read_text()))
+    text = "Paper: " + docstring.split("Paper: ")[1 + here]
     parts = re.findall(r"^(Paper|Command|Hardware|Time|Score): +(\S.*)$", text, re.MULTILINE)
     assert [name for name, _ in parts] == ["Paper", "Command", "Hardware", "Time", "Score"]
     command = dict(parts)["Command"].split()
     assert command[:2] == ["looksam", "train"]
-    assert command[2] in names_of(module)
+    assert command[2] in recipes
     assert re.search(r"\b[Oo]urs\b", text)
     for table in re.findall(r"(\w+)\.csv", text):
         assert (FOLDER / "paper_tables" / f"{table}.csv").exists()
@@ -259,10 +261,6 @@ def test_json_that_is_no_recipe():
         Recipe.from_json('{"rh": 1}')
     with pytest.raises(TypeError, match="epochs='3' has the wrong type; pass a whole number"):
         Recipe.from_json('{"epochs": "3"}')
-
-
-def test_model_names_are_those_of_the_models():
-    assert sorted(MODELS) == sorted(models.MODELS)
 
 
 def test_an_unknown_method_is_answered_with_near_ones():

@@ -3,18 +3,18 @@
 from typing import Any
 
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.recipes import digits
+from looksam.trainer.recipes import small
 
 
 def picks(name: str, recipe: Recipe, methods: list[str]) -> dict[str, dict[str, Any]]:
     """The tuned settings where the recipe has them, otherwise the recipe's own ρ, α and k for every method."""
-    tuned = digits.PICKS.get(name, {})
+    tuned = small.DIGITS_SELECTED.get(name, {})
     return {method: tuned.get(method) or _own(recipe, method) for method in methods if method != "base"}
 
 
 def grids(name: str, recipe: Recipe, methods: list[str]) -> dict[str, list[dict[str, Any]]]:
     """Eight settings a method, equal effort: those of the recipe, or a spread around its own ρ."""
-    known = digits.GRIDS if name in digits.PICKS else {}
+    known = small.DIGITS_GRIDS if name in small.DIGITS_SELECTED else {}
     return {method: known.get(method) or _spread(recipe, method) for method in methods if method != "base"}
 
 

@@ -1,4 +1,9 @@
-"""Where images come from and in which order. Needs no jax, so that worker processes stay light."""
+"""Images and labels on their way to the model: ``reading`` on the host, then ``transforms`` on the device.
+
+``reading`` finds, decodes and orders images; it needs no JAX, so that worker processes stay light.
+``transforms`` crops, augments, normalises and mixes the images of a batch, in JAX.
+The names below are those of ``reading``.
+"""
 
 from looksam.trainer.data.reading.dataset import Dataset, Encoded, Images
 from looksam.trainer.data.reading.decode import BadImageError

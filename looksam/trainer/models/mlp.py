@@ -1,4 +1,4 @@
-"""A multi-layer perceptron on the flattened image."""
+"""The multi-layer perceptron, on the flattened image."""
 
 import itertools
 import math
@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from looksam.trainer.models import checks, layers
+from looksam.trainer.models import layers, options
 from looksam.trainer.models.functional import MakeModule, Mode
 from looksam.trainer.models.layers import head
 
 
 class MLP(nnx.Module):
-    """Linear and ReLU for each width, then a linear layer to the classes."""
+    """A linear layer and a ReLU for each hidden width, then a linear layer to the classes."""
 
     def __init__(self, sizes: tuple[int, ...], num_classes: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         pairs = itertools.pairwise(sizes)
@@ -36,7 +36,7 @@ def _dense(n_in: int, n_out: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.Li
 def mlp(
     image_shape: tuple[int, int, int], num_classes: int, dtype: Any, *, widths: tuple[int, ...] = (128, 128, 128)
 ) -> MakeModule:
-    """``widths`` are those of the hidden layers; () is logistic regression."""
+    """Returns the builder of an MLP; ``widths`` are those of the hidden layers, and () is logistic regression."""
     height, width, channels = image_shape
-    sizes = (height * width * channels, *checks.wholes("widths", widths))
+    sizes = (height * width * channels, *options.positive_integers("widths", widths))
     return lambda rngs: MLP(sizes, num_classes, dtype=dtype, rngs=rngs)

@@ -1,14 +1,14 @@
-"""Residual networks: post-activation, BatchNorm, projection where the shape changes.
+"""Residual networks and wide residual networks, with BatchNorm.
 
-Bottlenecks are of version 1.5: the 3×3 convolution takes the stride, not the first 1×1. Images with a side past 64 get
-the ImageNet stem (7×7 of stride 2, then max-pooling), smaller ones the CIFAR stem (3×3).
+``resnet`` is post-activation and projects the skip connection where the shape changes. Bottlenecks are of version 1.5:
+the 3×3 convolution has the stride, not the first 1×1. Images with a side above 64 get the ImageNet stem (7×7 of stride
+2, then max-pooling), smaller ones the CIFAR stem (3×3).
 
-Reference: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016.
+``wide_resnet`` is WRN-depth-widen for small images: pre-activation, three stages. As in the authors' code, a block that
+changes the shape projects the activated input, without a BatchNorm of its own.
 
-Wide residual networks for small images: pre-activation, three stages, WRN-depth-widen.
-
-Reference: Zagoruyko & Komodakis, "Wide Residual Networks", BMVC 2016. As in the authors' code, a block that changes
-the shape projects the activated input, without a BatchNorm of its own.
+References: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016; Zagoruyko & Komodakis, "Wide Residual
+Networks", BMVC 2016.
 """
 
 import functools
@@ -18,16 +18,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from looksam.trainer.models import checks
+from looksam.trainer.models import options
 from looksam.trainer.models.functional import MakeModule, Mode
-from looksam.trainer.models.layers import BatchNorm, Dropout, conv, head, mean_position
+from looksam.trainer.models.layers import BatchNorm, Dropout, conv, head, mean_over_positions
 
-SMALL_SIDE = 64  # up to here an image gets the CIFAR stem
-EXPANSION = 4  # a bottleneck's output channels over its inner ones
+SMALL_SIDE = 64  # images up to this size get the CIFAR stem
+EXPANSION = 4  # the ratio of a bottleneck's output channels to its inner ones
+WIDE_STEM = 16  # channels of a wide ResNet's first convolution, and of its first stage before widening
 
 
-class Unit(nnx.Module):
-    """Convolution and BatchNorm."""
+class ConvNorm(nnx.Module):
+    """A convolution followed by BatchNorm."""
 
     def __init__(
         self,
@@ -47,8 +48,11 @@ class Unit(nnx.Module):
         return self.norm(self.conv(x), mode)
 
 
-class Block(nnx.Module):
-    """relu(skip(x) + units(x)), with a ReLU after each unit but the last: two 3×3, or 1×1, 3×3, 1×1."""
+class ResidualBlock(nnx.Module):
+    """A residual block, relu(skip(x) + units(x)), with a ReLU after each unit but the last.
+
+    The units are two 3×3 convolutions, or 1×1, 3×3 and 1×1 in a bottleneck.
+    """
 
     def __init__(
         self,
@@ -69,10 +73,10 @@ class Block(nnx.Module):
         )
         last = len(plan) - 1
         self.units = nnx.List(
-            [Unit(*p, zero_scale=zero_init and i == last, dtype=dtype, rngs=rngs) for i, p in enumerate(plan)]
+            [ConvNorm(*p, zero_scale=zero_init and i == last, dtype=dtype, rngs=rngs) for i, p in enumerate(plan)]
         )
         changes = stride > 1 or n_in != n_out
-        self.skip = nnx.data(Unit(n_in, n_out, 1, stride, dtype=dtype, rngs=rngs) if changes else None)
+        self.skip = nnx.data(ConvNorm(n_in, n_out, 1, stride, dtype=dtype, rngs=rngs) if changes else None)
 
     def __call__(self, x: jax.Array, mode: Mode) -> jax.Array:
         skip = x if self.skip is None else self.skip(x, mode)
@@ -82,7 +86,7 @@ class Block(nnx.Module):
 
 
 class ResNet(nnx.Module):
-    """Stem, stages of blocks (each stage after the first halves the image and doubles the width), head."""
+    """A stem, stages of blocks (each after the first halves the image and doubles the width), and a head."""
 
     def __init__(
         self,
@@ -98,16 +102,16 @@ class ResNet(nnx.Module):
     ):
         self.large = max(image_shape[:2]) > SMALL_SIDE
         size, stride = (7, 2) if self.large else (3, 1)
-        self.stem = Unit(image_shape[2], width, size, stride, dtype=dtype, rngs=rngs)
-        make = functools.partial(Block, bottleneck=bottleneck, zero_init=zero_init, dtype=dtype, rngs=rngs)
-        made, n_in = [], width
+        self.stem = ConvNorm(image_shape[2], width, size, stride, dtype=dtype, rngs=rngs)
+        make = functools.partial(ResidualBlock, bottleneck=bottleneck, zero_init=zero_init, dtype=dtype, rngs=rngs)
+        residual, n_in = [], width
         for stage, count in enumerate(blocks):
             for i in range(count):
                 stride = 2 if stage > 0 and i == 0 else 1
                 inner = width * 2**stage
-                made.append(make(n_in, inner, stride))
+                residual.append(make(n_in, inner, stride))
                 n_in = inner * EXPANSION if bottleneck else inner
-        self.blocks = nnx.List(made)
+        self.blocks = nnx.List(residual)
         self.head = head(n_in, num_classes, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array, mode: Mode) -> jax.Array:
@@ -116,7 +120,7 @@ class ResNet(nnx.Module):
             x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
         for block in self.blocks:
             x = block(x, mode)
-        return self.head(mean_position(x))
+        return self.head(mean_over_positions(x))
 
 
 def resnet(
@@ -129,30 +133,27 @@ def resnet(
     bottleneck: bool = False,
     zero_init: bool = False,
 ) -> MakeModule:
-    """Any ResNet; the defaults are a desk size for 32² images (0.2M parameters).
+    """Returns the builder of a ResNet; the defaults are a small one for 32² images (0.2M parameters).
 
-    ``blocks`` counts the residual blocks of each stage, so its length is the number of stages; ``width`` is the
-    first stage's. ``zero_init`` starts the last BatchNorm scale of each block at 0, so that a block starts as its skip.
+    ``blocks`` has the number of residual blocks of each stage, ``width`` is the first stage's. ``zero_init`` sets the
+    last BatchNorm scale of each block to 0 at the start, so that a block starts as its skip connection.
     """
-    counts = checks.wholes("blocks", blocks)
+    counts = options.positive_integers("blocks", blocks)
     if not counts:
         raise ValueError("blocks=() has no stage; pass the blocks of each stage, e.g. blocks=(2, 2, 2).")
     make = functools.partial(
         ResNet,
         blocks=counts,
-        width=checks.whole("width", width),
-        bottleneck=checks.flag("bottleneck", bottleneck),
-        zero_init=checks.flag("zero_init", zero_init),
+        width=options.positive_integer("width", width),
+        bottleneck=options.flag("bottleneck", bottleneck),
+        zero_init=options.flag("zero_init", zero_init),
         dtype=dtype,
     )
     return lambda rngs: make(image_shape, num_classes, rngs=rngs)
 
 
-STEM = 16  # channels of the first convolution, and of the first stage before widening
-
-
 class WideBlock(nnx.Module):
-    """skip + conv2(dropout(relu(norm2(conv1(a))))) with a = relu(norm1(x))."""
+    """A pre-activation block, skip + conv2(dropout(relu(norm2(conv1(a))))) with a = relu(norm1(x))."""
 
     def __init__(self, n_in: int, n_out: int, stride: int, *, dropout: float, dtype: jnp.dtype, rngs: nnx.Rngs):
         self.norm1 = BatchNorm(n_in, dtype=dtype)
@@ -171,7 +172,7 @@ class WideBlock(nnx.Module):
 
 
 class WideResNet(nnx.Module):
-    """3×3 stem, three stages of blocks, BatchNorm and ReLU, head."""
+    """A 3×3 stem, three stages of blocks, BatchNorm and ReLU, and a head."""
 
     def __init__(
         self,
@@ -184,15 +185,15 @@ class WideResNet(nnx.Module):
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
     ):
-        self.stem = conv(channels, STEM, 3, 1, dtype=dtype, rngs=rngs)
-        made, n_in = [], STEM
+        self.stem = conv(channels, WIDE_STEM, 3, 1, dtype=dtype, rngs=rngs)
+        residual, n_in = [], WIDE_STEM
         for stage in range(3):
-            n_out = STEM * widen * 2**stage
+            n_out = WIDE_STEM * widen * 2**stage
             for i in range(blocks):
                 stride = 2 if stage > 0 and i == 0 else 1
-                made.append(WideBlock(n_in, n_out, stride, dropout=dropout, dtype=dtype, rngs=rngs))
+                residual.append(WideBlock(n_in, n_out, stride, dropout=dropout, dtype=dtype, rngs=rngs))
                 n_in = n_out
-        self.blocks = nnx.List(made)
+        self.blocks = nnx.List(residual)
         self.norm = BatchNorm(n_in, dtype=dtype)
         self.head = head(n_in, num_classes, dtype=dtype, rngs=rngs)
 
@@ -200,7 +201,7 @@ class WideResNet(nnx.Module):
         x = self.stem(x)
         for block in self.blocks:
             x = block(x, mode)
-        return self.head(mean_position(jax.nn.relu(self.norm(x, mode))))
+        return self.head(mean_over_positions(jax.nn.relu(self.norm(x, mode))))
 
 
 def wide_resnet(
@@ -212,11 +213,11 @@ def wide_resnet(
     widen: int = 2,
     dropout: float = 0.0,
 ) -> MakeModule:
-    """Any WRN-depth-widen; the defaults are a desk size (0.3M parameters)."""
+    """Returns the builder of a WRN-depth-widen; the defaults are a small one (0.3M parameters)."""
     depth, widen, dropout = (
-        checks.whole("depth", depth),
-        checks.whole("widen", widen),
-        checks.rate("dropout", dropout),
+        options.positive_integer("depth", depth),
+        options.positive_integer("widen", widen),
+        options.rate("dropout", dropout),
     )
     if depth < 10 or (depth - 4) % 6:
         raise ValueError(f"depth={depth} is not 6n + 4 with n >= 1; pass e.g. 10, 16, 22, 28 or 40.")

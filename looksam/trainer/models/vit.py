@@ -1,11 +1,12 @@
-"""Vision Transformers: pre-norm, GELU, learnt positions, no class token.
+"""Vision Transformers: pre-norm, GELU, learned position embeddings, no class token.
 
-The head is one linear layer on the mean token. The paper's table names 87M, 88M, 22M and 23M parameters and 196 or 49
-tokens (so no class token); one linear layer gives 86.57M, 88.22M, 22.05M and 22.88M, and the pre-logits layer of the
-original from-scratch setting would give 87.16M, 88.81M (89M, not 88M), 22.20M and 23.03M.
+The head is one linear layer on the mean token. LookSAM's paper lists 87M, 88M, 22M and 23M parameters and 196 or 49
+tokens, so there is no class token; one linear layer gives 86.57M, 88.22M, 22.05M and 22.88M, and the pre-logits layer
+that the ViT paper trains from scratch would give 87.16M, 88.81M (89M, not 88M), 22.20M and 23.03M.
 
-As in the original's code, GELU is the tanh form, dense layers start Xavier-uniform and positions with deviation 0.02.
-The head does not start at zero, as it does there: every layer then has a gradient from the first step.
+As in the ViT authors' code, GELU is the tanh approximation, dense layers are initialized Xavier-uniform and position
+embeddings with standard deviation 0.02. Unlike there, the head does not start at zero, so that every layer has a
+gradient from the first step on.
 
 Reference: Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021.
 """
@@ -18,14 +19,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from looksam.trainer.models import checks, layers
-from looksam.trainer.models.functional import MakeModule, Mode, wide
-from looksam.trainer.models.layers import Dropout, LayerNorm, head, mean_position
+from looksam.trainer.models import layers, options
+from looksam.trainer.models.functional import MakeModule, Mode, wide_dtype
+from looksam.trainer.models.layers import Dropout, LayerNorm, head, mean_over_positions
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The numbers a ViT is made from, checked."""
+class ViTConfig:
+    """The sizes and rates of a ViT, checked."""
 
     image: tuple[int, int, int]
     patch: int
@@ -43,33 +44,33 @@ class Shape:
 
 
 class Attention(nnx.Module):
-    """Multi-head self-attention on (batch · tokens, width)."""
+    """Multi-head self-attention on activations (batch · tokens, width)."""
 
-    def __init__(self, shape: Shape, rngs: nnx.Rngs):
-        self.query = _dense(shape.width, shape.width, shape, rngs)
-        self.key = _dense(shape.width, shape.width, shape, rngs)
-        self.value = _dense(shape.width, shape.width, shape, rngs)
-        self.out = _dense(shape.width, shape.width, shape, rngs)
-        self.per_head = shape.tokens, shape.heads, shape.width // shape.heads
+    def __init__(self, config: ViTConfig, rngs: nnx.Rngs):
+        self.query = _dense(config.width, config.width, config, rngs)
+        self.key = _dense(config.width, config.width, config, rngs)
+        self.value = _dense(config.width, config.width, config, rngs)
+        self.out = _dense(config.width, config.width, config, rngs)
+        self.per_head = config.tokens, config.heads, config.width // config.heads
 
     def __call__(self, x: jax.Array) -> jax.Array:
         query, key, value = (layer(x).reshape(-1, *self.per_head) for layer in (self.query, self.key, self.value))
         query = query * (1 / math.sqrt(self.per_head[-1]))
         scores = jnp.einsum("nqhd,nkhd->nhqk", query, key)
-        weights = jax.nn.softmax(scores.astype(wide(x.dtype)), axis=-1).astype(x.dtype)
+        weights = jax.nn.softmax(scores.astype(wide_dtype(x.dtype)), axis=-1).astype(x.dtype)
         return self.out(jnp.einsum("nhqk,nkhd->nqhd", weights, value).reshape(x.shape))
 
 
-class Block(nnx.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); either branch may be dropped for a whole image."""
+class EncoderBlock(nnx.Module):
+    """An encoder block: x + attention(norm(x)), then x + mlp(norm(x)); a branch may be dropped for a whole image."""
 
-    def __init__(self, shape: Shape, drop_path: float, rngs: nnx.Rngs):
-        self.norm1 = LayerNorm(shape.width, dtype=shape.dtype)
-        self.attention = Attention(shape, rngs)
-        self.norm2 = LayerNorm(shape.width, dtype=shape.dtype)
-        self.up = _dense(shape.width, shape.hidden, shape, rngs)
-        self.down = _dense(shape.hidden, shape.width, shape, rngs)
-        self.dropout = Dropout(shape.dropout)
+    def __init__(self, config: ViTConfig, drop_path: float, rngs: nnx.Rngs):
+        self.norm1 = LayerNorm(config.width, dtype=config.dtype)
+        self.attention = Attention(config, rngs)
+        self.norm2 = LayerNorm(config.width, dtype=config.dtype)
+        self.up = _dense(config.width, config.hidden, config, rngs)
+        self.down = _dense(config.hidden, config.width, config, rngs)
+        self.dropout = Dropout(config.dropout)
         self.drop_path = Dropout(drop_path, whole_image=True)
 
     def __call__(self, x: jax.Array, mode: Mode) -> jax.Array:
@@ -82,39 +83,41 @@ class Block(nnx.Module):
 
 
 class ViT(nnx.Module):
-    """Patches to tokens, blocks, norm, head. Tokens are kept as (batch · tokens, width) between layers:
-    a weight's gradient then contracts one axis, which is a fifth faster on CPU.
+    """Patch embedding, encoder blocks, norm and head.
+
+    Tokens are kept as (batch · tokens, width) between layers: a weight's gradient then contracts one axis, which is a
+    fifth faster on CPU.
     """
 
-    def __init__(self, shape: Shape, num_classes: int, rngs: nnx.Rngs):
-        self.embed = _dense(shape.patch**2 * shape.image[2], shape.width, shape, rngs)
-        start = layers.normal(0.02)(rngs.params(), (shape.tokens, shape.width), jnp.float32)
+    def __init__(self, config: ViTConfig, num_classes: int, rngs: nnx.Rngs):
+        self.embed = _dense(config.patch**2 * config.image[2], config.width, config, rngs)
+        start = layers.normal(0.02)(rngs.params(), (config.tokens, config.width), jnp.float32)
         self.position = nnx.Param(start)
-        self.dropout = Dropout(shape.dropout)
+        self.dropout = Dropout(config.dropout)
         # Huang et al. 2016: the rate grows linearly with depth, to its full value at the last block.
-        rates = [shape.stochastic_depth * (i + 1) / shape.depth for i in range(shape.depth)]
-        self.blocks = nnx.List([Block(shape, rate, rngs) for rate in rates])
-        self.norm = LayerNorm(shape.width, dtype=shape.dtype)
-        self.head = head(shape.width, num_classes, dtype=shape.dtype, rngs=rngs)
-        self.shape = shape
+        rates = [config.stochastic_depth * (i + 1) / config.depth for i in range(config.depth)]
+        self.blocks = nnx.List([EncoderBlock(config, rate, rngs) for rate in rates])
+        self.norm = LayerNorm(config.width, dtype=config.dtype)
+        self.head = head(config.width, num_classes, dtype=config.dtype, rngs=rngs)
+        self.config = config
 
     def __call__(self, images: jax.Array, mode: Mode) -> jax.Array:
-        tokens, width = self.shape.tokens, self.shape.width
-        x = self.embed(_patches(images, self.shape.patch))
+        tokens, width = self.config.tokens, self.config.width
+        x = self.embed(_patches(images, self.config.patch))
         x = x.reshape(-1, tokens, width) + self.position[...].astype(x.dtype)
         x = self.dropout(x, mode).reshape(-1, width)
         for block in self.blocks:
             x = block(x, mode)
-        return self.head(mean_position(self.norm(x).reshape(-1, tokens, width)))
+        return self.head(mean_over_positions(self.norm(x).reshape(-1, tokens, width)))
 
 
-def _dense(n_in: int, n_out: int, shape: Shape, rngs: nnx.Rngs) -> nnx.Linear:
+def _dense(n_in: int, n_out: int, config: ViTConfig, rngs: nnx.Rngs) -> nnx.Linear:
     xavier = layers.uniform(math.sqrt(6 / (n_in + n_out)))
-    return nnx.Linear(n_in, n_out, dtype=shape.dtype, kernel_init=xavier, rngs=rngs)
+    return nnx.Linear(n_in, n_out, dtype=config.dtype, kernel_init=xavier, rngs=rngs)
 
 
 def _patches(images: jax.Array, patch: int) -> jax.Array:
-    """(batch · tokens, patch · patch · channels), patches in reading order, each row by row."""
+    """Returns (batch · tokens, patch · patch · channels): patches in reading order, each row by row."""
     n, height, width, channels = images.shape
     grid = images.reshape(n, height // patch, patch, width // patch, patch, channels)
     return grid.transpose(0, 1, 3, 2, 4, 5).reshape(-1, patch * patch * channels)
@@ -133,13 +136,15 @@ def vit(
     dropout: float = 0.0,
     stochastic_depth: float = 0.0,
 ) -> MakeModule:
-    """Any ViT; the defaults are a desk size for 32² images (64 tokens, 2.7M parameters)."""
-    patch, width = checks.whole("patch", patch), checks.whole("width", width)
-    depth, heads = checks.whole("depth", depth), checks.whole("heads", heads)
-    checks.divides("patch", patch, "the image's height", image_shape[0])
-    checks.divides("patch", patch, "the image's width", image_shape[1])
-    checks.divides("heads", heads, "width", width)
-    hidden = checks.whole("width * mlp_ratio, rounded,", round(width * checks.positive("mlp_ratio", mlp_ratio)))
-    rates = checks.rate("dropout", dropout), checks.rate("stochastic_depth", stochastic_depth)
-    shape = Shape(image_shape, patch, width, depth, heads, hidden, *rates, dtype)
-    return lambda rngs: ViT(shape, num_classes, rngs)
+    """Returns the builder of a ViT; the defaults are a small one for 32² images (64 tokens, 2.7M parameters)."""
+    patch, width = options.positive_integer("patch", patch), options.positive_integer("width", width)
+    depth, heads = options.positive_integer("depth", depth), options.positive_integer("heads", heads)
+    options.divides("patch", patch, "the image's height", image_shape[0])
+    options.divides("patch", patch, "the image's width", image_shape[1])
+    options.divides("heads", heads, "width", width)
+    hidden = options.positive_integer(
+        "width * mlp_ratio, rounded,", round(width * options.positive("mlp_ratio", mlp_ratio))
+    )
+    rates = options.rate("dropout", dropout), options.rate("stochastic_depth", stochastic_depth)
+    config = ViTConfig(image_shape, patch, width, depth, heads, hidden, *rates, dtype)
+    return lambda rngs: ViT(config, num_classes, rngs)

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.recipes import paper
-from looksam.trainer.recipes.large_batch import BATCHES, IMAGES_A_CHIP
+from looksam.trainer.recipes import paper_tables as paper
+from looksam.trainer.recipes.imagenet import IMAGES_PER_CHIP, LARGE_BATCH_SETTINGS
 
 VIT_BATCH = 4096  # of the paper's table of ViTs with AdamW
 EPOCHS = 300  # in both tables
@@ -32,7 +32,7 @@ def measured(recipe: Recipe, methods: Iterable[str]) -> list[Measured]:
     if recipe.dataset != "imagenet":
         return []
     if recipe.model == "vit_b16" and recipe.optimizer == "lamb":
-        rows = [_large_batch(batch, methods) for batch in dict.fromkeys((recipe.batch_size, *BATCHES))]
+        rows = [_large_batch(batch, methods) for batch in dict.fromkeys((recipe.batch_size, *LARGE_BATCH_SETTINGS))]
     elif recipe.optimizer == "adamw" and recipe.batch_size == VIT_BATCH:
         rows = [_vit(recipe, methods)]
     else:
@@ -45,13 +45,13 @@ def measured(recipe: Recipe, methods: Iterable[str]) -> list[Measured]:
 def _large_batch(batch: int, methods: list[str]) -> Measured:
     names = {method: "lamb" if method == "base" else f"lamb+{method}" for method in methods}
     hours = {method: paper.number("time_hours", str(batch), method=name) for method, name in names.items()}
-    return Measured(batch, batch // IMAGES_A_CHIP, hours)
+    return Measured(batch, batch // IMAGES_PER_CHIP, hours)
 
 
 def _vit(recipe: Recipe, methods: list[str]) -> Measured:
     hours: dict[str, float | None] = {}
     for method in methods:
-        name = paper.label(recipe.replace(method=method), recipe.optimizer)
+        name = paper.row_name(recipe.replace(method=method), recipe.optimizer)
         found = paper.number("vit", "seconds_per_epoch", model=recipe.model, method=name)
         hours[method] = None if found is None else found * EPOCHS / 3600
     return Measured(VIT_BATCH, None, hours)

@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from looksam.trainer.data import Images, batch_across_epochs, epoch_batches, hold_out, load_dataset, with_label_noise
+from looksam.trainer.data.reading.crops import eval_crop, random_box, scaled, train_crop
 from looksam.trainer.data.reading.dataset import channel_moments
-from looksam.trainer.data.reading.decode import eval_crop, random_box, scaled, train_crop
-from looksam.trainer.data.reading.order import Order
+from looksam.trainer.data.reading.order import ShuffledOrder
 
 
 def opened(pixels: np.ndarray, kind: str = "PNG", **options) -> Image.Image:
@@ -57,7 +57,7 @@ def test_order_refuses(arguments: tuple[int, int, int, int], message: str) -> No
 
 def test_windows_mix_rows_of_a_few_blocks_at_a_time() -> None:
     blocks = np.repeat(np.arange(6), 100)
-    order = Order(600, 0, 600, blocks, window=2)
+    order = ShuffledOrder(600, 0, 600, blocks, window=2)
     epochs = [order.rows(np.arange(600 * epoch, 600 * epoch + 600)) for epoch in range(2)]
     for rows in epochs:
         np.testing.assert_array_equal(np.sort(rows), np.arange(600))

@@ -139,7 +139,7 @@ def test_stream_does_not_depend_on_how_a_batch_is_cut_into_chunks(photos, monkey
     whole = list(train_batches(photos, **options)), list(eval_batches(photos, batch_size=12, image_size=SIZE))
     monkeypatch.setattr(stream, "_CHUNK", 5)
     monkeypatch.setattr(stream, "_SMALLEST_CHUNK", 2)
-    assert stream._layout(12, 0, 1, 0, 3).chunks_per_step == 3
+    assert stream._chunking(12, 0, 1, 0, 3).chunks_per_step == 3
     same(list(train_batches(photos, **options)), whole[0])
     same(list(eval_batches(photos, batch_size=12, image_size=SIZE)), whole[1])
 

@@ -69,7 +69,7 @@ def test_vit_parameter_counts_of_the_paper(name, patch, width, millions):
     assert round(found / 1e6) == millions
 
 
-def test_desk_sizes_are_small():
+def test_small_models_are_small():
     assert 2.5e6 < count("vit_tiny", CIFAR, 100) < 3e6
     assert 1.5e5 < count("resnet_small", CIFAR, 10) < 3e5
     assert 2e5 < count("wrn_small", CIFAR, 100) < 4e5

@@ -1,9 +1,4 @@
-"""Optional packages, imported where they are first needed, so that looksam itself stays light.
-
-What a data source gives: a small set as one array, or a large one as encoded images on disk.
-
-Mean and standard deviation of each channel, which models subtract and divide by.
-"""
+"""What loading a dataset returns: train and test, each a small set in memory or a large one encoded on disk."""
 
 import importlib
 from dataclasses import dataclass, field, replace
@@ -11,25 +6,15 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-
-def require(module: str) -> Any:
-    """The module, or an ImportError that says how to get it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(
-            f"looksam.trainer.data needs {module}, which cannot be imported ({error}): pip install 'looksam[train]'",
-            name=module,
-        ) from error
-
-
 OnBadImage = Literal["fail", "skip"]
 ON_BAD_IMAGE = ("fail", "skip")
+
+_IMAGES_AT_ONCE = 4096  # for counting pixel values: np.bincount makes its input eight times larger
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """A small set, decoded, in host memory."""
+    """A small set, decoded, in the host's memory."""
 
     images: np.ndarray  # uint8 (n, h, w, c)
     labels: np.ndarray  # int32 (n,)
@@ -38,67 +23,77 @@ class Images:
         return len(self.labels)
 
     def take(self, rows: np.ndarray) -> "Images":
+        """Returns the subset with these rows."""
         return Images(self.images[rows], self.labels[rows])
 
     def with_labels(self, labels: np.ndarray) -> "Images":
-        return Images(self.images, _same_count(labels, self))
+        """Returns the same images with other labels."""
+        return Images(self.images, _one_per_image(labels, len(self.images)))
 
 
 class Rows(Protocol):
-    """Random access to encoded images on disk. Pickled by path, and opened anew in each process that reads."""
+    """Random access to encoded images on disk: what a new format implements.
+
+    Instances are pickled to the worker processes, so they hold paths, and open files only when they first read.
+    """
 
     def __len__(self) -> int: ...
 
     def read(self, row: int) -> bytes:
-        """The encoded image. May be called from several threads."""
+        """Returns the encoded image. May be called from several threads."""
 
     def place(self, row: int) -> str:
-        """Where a person finds the row, e.g. 'train-0.parquet row 17'."""
+        """Returns where a person finds the row, e.g. 'train-0.parquet row 17'."""
 
     def blocks(self) -> np.ndarray | None:
-        """For each row, the block that is read from disk at once; None where every row is read alone."""
+        """Returns, for each row, the block that is read from disk at once; None if every row is read alone."""
 
     def blocks_at_once(self) -> int:
-        """How many blocks a reader keeps in memory."""
+        """Returns how many blocks a reader keeps in memory."""
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """A large set: labels in memory, images read and decoded when they are asked for."""
+    """A large set: labels in memory, images read and decoded when they are needed."""
 
     rows: Rows
     labels: np.ndarray  # int32 (n,)
     on_bad_image: OnBadImage = "fail"
-    index: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # (n,), which of rows; all by default
+    index: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # (n,), the rows in use; all by default
 
     def __post_init__(self) -> None:
         if self.on_bad_image not in ON_BAD_IMAGE:
             raise ValueError(f"on_bad_image={self.on_bad_image!r} is unknown; pass 'fail' or 'skip'.")
         if not self.index.size:
             object.__setattr__(self, "index", np.arange(len(self.rows)))
-        _same_count(self.labels, self)
+        _one_per_image(self.labels, len(self.index))
 
     def __len__(self) -> int:
         return len(self.index)
 
     def read(self, i: int) -> bytes:
+        """Returns the encoded bytes of image i."""
         return self.rows.read(int(self.index[i]))
 
     def place(self, i: int) -> str:
+        """Returns where a person finds image i."""
         return self.rows.place(int(self.index[i]))
 
     def blocks(self) -> np.ndarray | None:
+        """Returns the block of each image, or None if every image is read alone."""
         blocks = self.rows.blocks()
         return None if blocks is None else blocks[self.index]
 
     def take(self, rows: np.ndarray) -> "Encoded":
+        """Returns the subset with these rows."""
         rows = np.asarray(rows)
         if not len(rows):
-            raise ValueError("an encoded set of no images was asked for; take at least one row.")
+            raise ValueError("an encoded set cannot be empty; take at least one row.")
         return replace(self, index=self.index[rows], labels=self.labels[rows])
 
     def with_labels(self, labels: np.ndarray) -> "Encoded":
-        return replace(self, labels=_same_count(labels, self))
+        """Returns the same images with other labels."""
+        return replace(self, labels=_one_per_image(labels, len(self.index)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,40 +104,51 @@ class Dataset:
     train: Images | Encoded
     test: Images | Encoded
     num_classes: int
-    image_shape: tuple[int, int, int]  # (h, w, c); of an encoded set, the size that ImageNet models take
-    mean: tuple[float, ...]  # of each channel, pixels scaled to [0, 1]
+    image_shape: tuple[int, int, int]  # (h, w, c); for an encoded set, the size to which images are cropped
+    mean: tuple[float, ...]  # per channel, pixels scaled to [0, 1]
     std: tuple[float, ...]
 
-
-def _same_count(labels: np.ndarray, images: Images | Encoded) -> np.ndarray:
-    count = len(images.images) if isinstance(images, Images) else len(images.index)
-    if labels.shape != (count,):
-        raise ValueError(f"labels have shape {labels.shape} for {count} images; pass one label an image.")
-    return labels.astype(np.int32, copy=False)
-
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)  # the usual constants, for sets that are too large to measure
-IMAGENET_STD = (0.229, 0.224, 0.225)
-
-_IMAGES_AT_ONCE = 4096  # bincount makes its input eight times larger
+    @classmethod
+    def from_images(cls, name: str, train: Images, test: Images, num_classes: int) -> "Dataset":
+        """Returns a decoded dataset, with the moments of its training images."""
+        height, width, channels = train.images.shape[1:]
+        return cls(name, train, test, num_classes, (height, width, channels), *channel_moments(train.images))
 
 
 def channel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std of uint8 images (n, h, w, c) in [0, 1] units, exact: from counts of the 256 values.
+    """Returns mean and std per channel of uint8 images (n, h, w, c) in [0, 1] units.
 
-    A channel that never varies gets std 1, so that dividing by it is harmless.
+    They are exact, from the counts of the 256 values. A constant channel gets std 1, so that dividing by it does no
+    harm.
     """
     values = np.arange(256) / 255
     means, stds = [], []
     for channel in range(images.shape[-1]):
-        share = _counts(images[..., channel]) / images[..., channel].size
+        share = _value_counts(images[..., channel]) / images[..., channel].size
         mean = share @ values
         means.append(float(mean))
         stds.append(float(np.sqrt(share @ (values - mean) ** 2)) or 1.0)
     return tuple(means), tuple(stds)
 
 
-def _counts(plane: np.ndarray) -> np.ndarray:
+def require(module: str) -> Any:
+    """Imports an optional package on first use; an ImportError names the extra that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"looksam.trainer.data needs {module}, which cannot be imported ({error}): pip install 'looksam[train]'",
+            name=module,
+        ) from error
+
+
+def _value_counts(plane: np.ndarray) -> np.ndarray:
     starts = range(0, len(plane), _IMAGES_AT_ONCE)
     parts = [np.bincount(plane[i : i + _IMAGES_AT_ONCE].ravel(), minlength=256) for i in starts]
     return np.sum(parts, axis=0)
+
+
+def _one_per_image(labels: np.ndarray, count: int) -> np.ndarray:
+    if labels.shape != (count,):
+        raise ValueError(f"labels have shape {labels.shape} for {count} images; pass one label per image.")
+    return labels.astype(np.int32, copy=False)

@@ -1,4 +1,4 @@
-"""Image folders: a directory for each class, the classes numbered in sorted order."""
+"""Image folders with one directory per class, ``train/<class>/*.jpg``; classes are numbered in sorted order."""
 
 from pathlib import Path
 
@@ -9,38 +9,17 @@ from looksam.trainer.data.reading.dataset import Encoded, OnBadImage
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm"))
 
 
-class FileRows:
-    """One image a file."""
-
-    def __init__(self, paths: list[Path]):
-        self._paths = paths
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def read(self, row: int) -> bytes:
-        return self._paths[row].read_bytes()
-
-    def place(self, row: int) -> str:
-        return str(self._paths[row])
-
-    def blocks(self) -> None:
-        return None
-
-    def blocks_at_once(self) -> int:
-        return 1
-
-
-def has_folders(folder: Path) -> bool:
+def has_class_folders(folder: Path) -> bool:
+    """Whether the folder has a directory ``train``."""
     return (folder / "train").is_dir()
 
 
-def load_folder(
+def read_class_folders(
     folder: Path, *, on_bad_image: OnBadImage = "fail", test_splits: tuple[str, ...] = ("test", "val")
 ) -> tuple[Encoded, Encoded, int]:
-    """(train, test, number of classes) of ``train/<class>/*.jpg`` and ``test`` or ``val/<class>/*.jpg``.
+    """Returns (train, test, number of classes) of ``train/<class>/*.jpg`` and ``test`` or ``val/<class>/*.jpg``.
 
-    Both splits must have the same classes. Files that are not images by their suffix are passed over.
+    Both splits must have the same classes. Files that are not images by their suffix are ignored.
     """
     train_folder, test_folder = _split(folder, ("train",)), _split(folder, test_splits)
     train, test = _classes(train_folder), _classes(test_folder)
@@ -82,3 +61,25 @@ def _encoded(split: Path, classes: list[str], on_bad_image: OnBadImage) -> Encod
         paths += images
         labels += [label] * len(images)
     return Encoded(FileRows(paths), np.array(labels, np.int32), on_bad_image)
+
+
+class FileRows:
+    """Rows that are files with one image each."""
+
+    def __init__(self, paths: list[Path]):
+        self._paths = paths
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def read(self, row: int) -> bytes:
+        return self._paths[row].read_bytes()
+
+    def place(self, row: int) -> str:
+        return str(self._paths[row])
+
+    def blocks(self) -> None:
+        return None
+
+    def blocks_at_once(self) -> int:
+        return 1

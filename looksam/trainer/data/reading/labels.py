@@ -1,9 +1,4 @@
-"""Labels are checked before any image is decoded: an error names the file, the row and the value.
-
-Label noise: a fixed share of the training labels is replaced by random ones.
-
-A validation split, held out of the training set.
-"""
+"""Labels: checked before any image is decoded, replaced by noise, and used for stratified splits."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -15,7 +10,7 @@ from looksam.trainer.data.reading.order import generator
 
 
 def check_labels(labels: np.ndarray, num_classes: int, place: Callable[[int], str], fix: str = "") -> np.ndarray:
-    """The labels as int32, all of them in 0 .. num_classes - 1."""
+    """Returns the labels as int32, all in 0 .. num_classes - 1; an error names the file, the row and the value."""
     if not np.issubdtype(labels.dtype, np.integer):
         first = f" ({place(0)}: {labels[0]!r})" if len(labels) else ""
         raise TypeError(f"labels are {labels.dtype}, not integers{first}; store class numbers from 0.")
@@ -30,6 +25,7 @@ def check_labels(labels: np.ndarray, num_classes: int, place: Callable[[int], st
 
 
 def check_class_count(num_classes: int) -> int:
+    """Returns an int >= 1."""
     if isinstance(num_classes, bool) or not isinstance(num_classes, int | np.integer):
         raise TypeError(f"num_classes={num_classes!r} is not an int; pass how many classes there are.")
     if num_classes < 1:
@@ -38,10 +34,10 @@ def check_class_count(num_classes: int) -> int:
 
 
 def with_label_noise(labels: np.ndarray, fraction: float, num_classes: int, seed: int) -> np.ndarray:
-    """A copy of the labels in which exactly round(fraction * n), chosen by the seed, are drawn anew.
+    """Returns a copy of the labels in which exactly round(fraction * n), chosen by the seed, are replaced at random.
 
-    The new labels are uniform over ALL classes, so that one in num_classes of them happens to be the true one:
-    "30 % random" leaves about 0.7 + 0.3 / num_classes of the labels true.
+    The new labels are uniform over ALL classes, so that one in num_classes of them is the true one by chance: with
+    30 % random labels, a share of about 0.7 + 0.3 / num_classes is still true.
     """
     if not 0 <= fraction <= 1:  # NaN too
         raise ValueError(f"label noise fraction={fraction} is out of range; pass 0 <= fraction <= 1.")
@@ -57,12 +53,12 @@ Set = TypeVar("Set", Images, Encoded)
 
 
 def hold_out(images: Set, share: float | int, seed: int) -> tuple[Set, Set]:
-    """(kept, held out), both in the original order, chosen by the seed and stratified by class.
+    """Splits a set into (kept, held out), both in the original order, chosen by the seed and stratified by class.
 
     Args:
-      images: the set to divide.
+      images: the set to split.
       share: how much is held out: a float in (0, 1) is a fraction, an int a count.
-      seed: the split is a pure function of it and of the labels.
+      seed: the split is a pure function of the seed and the labels.
     """
     count = _count(share, len(images))
     rng = generator("hold out", seed)
@@ -85,7 +81,7 @@ def _count(share: float | int, n: int) -> int:
 
 
 def _quotas(labels: np.ndarray, count: int) -> dict[int, int]:
-    """How many of each class, in proportion; what rounding leaves over goes to the largest remainders."""
+    """Returns how many images of each class are held out, in proportion, rounded by the largest remainders."""
     classes, sizes = np.unique(labels, return_counts=True)
     exact = sizes * (count / len(labels))
     quotas = np.floor(exact).astype(np.int64)

@@ -1,58 +1,34 @@
-"""scikit-learn's handwritten digits: 1,797 real 8×8 images that ship inside the package. No download.
+"""Loads a dataset by name: ``load_dataset(name)`` looks the name up in ``LOADERS``, at the end of this file.
 
-One door to all data sets: ``load_dataset(name)``.
+To add a dataset in a known format, write a loader here and enter it in ``LOADERS``. To add a format, first write a
+module next to ``parquet`` and ``image_folder`` that returns ``Encoded`` sets, or ``Images`` if it is always small.
 """
 
-import difflib
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from looksam.trainer.data.reading.cifar_archive import (
-    ARCHIVE,
-    CLASSES,
-    PICKLED_ARCHIVE,
-    URL,
-    download_cifar100,
-    load_cifar100_archive,
-)
-from looksam.trainer.data.reading.dataset import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    ON_BAD_IMAGE,
-    Dataset,
-    Encoded,
-    Images,
-    OnBadImage,
-    channel_moments,
-    require,
-)
-from looksam.trainer.data.reading.decode import MAX_DECODED_BYTES, in_memory
-from looksam.trainer.data.reading.image_folder import has_folders, load_folder
+from looksam.arguments import did_you_mean
+from looksam.trainer.data.reading import cifar_archive
+from looksam.trainer.data.reading.dataset import ON_BAD_IMAGE, Dataset, Encoded, Images, OnBadImage, require
+from looksam.trainer.data.reading.decode import MAX_DECODED_BYTES, decode_small_sets
+from looksam.trainer.data.reading.image_folder import has_class_folders, read_class_folders
 from looksam.trainer.data.reading.labels import hold_out
-from looksam.trainer.data.reading.parquet import has_parquet, load_parquet
+from looksam.trainer.data.reading.parquet import has_parquet, read_parquet
 
-TEST_COUNT = 1197  # leaves 600 to train on, few enough for generalisation to differ between methods
-SPLIT_SEED = 0  # one fixed split, stratified by class, whatever the seed of the run
-SCALE = 15  # pixels are 0..16; times 15 they are 0..240, and // 15 gives them back
-
-
-def load_digits() -> Dataset:
-    """600 training and 1,197 test images, (8, 8, 1), ten classes."""
-    digits = require("sklearn.datasets").load_digits()
-    pixels = (digits.images * SCALE).astype(np.uint8)[..., None]
-    train, test = hold_out(Images(pixels, digits.target.astype(np.int32)), TEST_COUNT, SPLIT_SEED)
-    # inputs are pixels in [0, 1], not standardised: at this size that trains as well, and the numbers stay comparable
-    return Dataset("digits", train, test, 10, (8, 8, 1), mean=(0.0,), std=(16 * SCALE / 255,))
-
-
-NAMES = ("cifar100", "digits", "folder", "imagenet", "parquet")
+TEST_SPLITS = ("test", "validation", "val")  # the first that exists is the test set
+IMAGENET_TEST_SPLITS = ("validation", "val", "test")  # the labels of ImageNet's test images are not public
 IMAGENET_CLASSES = 1000
-TEST_SPLITS = ("test", "validation", "val")  # the first that is there
-TEST_SPLITS_OF_IMAGENET = ("validation", "val", "test")  # the labels of its test images are not public
-STREAMED_SIZE = 224  # streamed images are cropped; this is what Dataset.image_shape says of them
+IMAGENET_MEAN = (0.485, 0.456, 0.406)  # the usual constants, for sets that are too large to measure
+IMAGENET_STD = (0.229, 0.224, 0.225)
+STREAMED_SIZE = 224  # the image_shape of streamed sets, whose images are cropped
+
+DIGITS_TEST_COUNT = 1197  # leaves 600 to train on, few enough that methods differ in generalisation
+DIGITS_SPLIT_SEED = 0  # one fixed split, stratified by class, for every seed of a run
+DIGITS_SCALE = 15  # pixels are 0..16; times 15 they are 0..240, and // 15 restores them
 
 
 def load_dataset(
@@ -67,111 +43,166 @@ def load_dataset(
     test_split: str | None = None,
     max_decoded_bytes: int = MAX_DECODED_BYTES,
 ) -> Dataset:
-    """A data set by name.
+    """Loads a dataset by name.
 
     Args:
       name: ``digits`` (built in), ``cifar100`` (the binary archive or Parquet files), ``imagenet`` (Parquet files or
-        class folders), or any other set as ``parquet`` or ``folder``.
-      data_dir: the folder with the files, or one that has them in a subfolder called like the data set. By default
-        the environment variable LOOKSAM_DATA.
-      download: fetch CIFAR-100 if it is not there. Nothing is ever downloaded without this.
-      on_bad_image: 'fail' stops at an unreadable image, 'skip' goes on without it.
-      image_column: of Parquet files with several encoded-image columns.
-      label_column: of Parquet files with several integer columns.
-      num_classes: of Parquet files; by default what they say themselves.
-      test_split: which split to test on, where there are several, e.g. 'validation'.
+        class folders), or any other dataset as ``parquet`` or ``folder``.
+      data_dir: the folder with the files, or its parent if the folder is named after the dataset. By default the
+        environment variable LOOKSAM_DATA.
+      download: fetch CIFAR-100 if it is missing. Nothing is ever downloaded otherwise.
+      on_bad_image: 'fail' stops at an unreadable image, 'skip' leaves it out.
+      image_column: needed for Parquet files with several columns of encoded images.
+      label_column: needed for Parquet files with several integer columns.
+      num_classes: by default as in the metadata or the labels of Parquet files, or the number of class folders.
+      test_split: the split to test on if there are several, e.g. 'validation'.
       max_decoded_bytes: sets of one image size up to this are decoded into memory; 0 streams every set.
     """
-    if name not in NAMES:
-        near = difflib.get_close_matches(str(name), NAMES, cutoff=0.4) or NAMES
-        raise ValueError(f"data set {name!r} is unknown; did you mean {' or '.join(near)}?")
+    if name not in LOADERS:
+        raise ValueError(f"dataset {name!r} is unknown{did_you_mean(str(name), LOADERS)}")
     if on_bad_image not in ON_BAD_IMAGE:
         raise ValueError(f"on_bad_image={on_bad_image!r} is unknown; pass 'fail' or 'skip'.")
     if download and name != "cifar100":
         raise ValueError(f"download=True, and {name!r} has no download; only cifar100 has one.")
-    if name == "digits":
-        return load_digits()
-    folder = _folder(name, data_dir, download)
-    if name == "cifar100" and _cifar100_archive(folder, download):
-        return load_cifar100_archive(folder)
-    train, test, classes = _encoded_sets(
-        name,
-        folder,
-        (test_split,) if test_split else TEST_SPLITS_OF_IMAGENET if name == "imagenet" else TEST_SPLITS,
-        on_bad_image,
+    request = Request(
+        name=name,
+        data_dir=data_dir,
+        download=download,
+        on_bad_image=on_bad_image,
         image_column=image_column,
         label_column=label_column,
-        num_classes={"cifar100": CLASSES, "imagenet": IMAGENET_CLASSES}.get(name, num_classes),
+        num_classes=num_classes,
+        test_split=test_split,
+        max_decoded_bytes=max_decoded_bytes,
     )
-    return _dataset(name, train, test, classes, max_decoded_bytes)
+    return LOADERS[name](request)
 
 
-def _encoded_sets(
-    name: str, folder: Path, test_splits: tuple[str, ...], on_bad_image: OnBadImage, **columns: Any
-) -> tuple[Encoded, Encoded, int]:
-    if _is_parquet(name, folder):
-        train, test, classes = load_parquet(folder, test_splits=test_splits, on_bad_image=on_bad_image, **columns)
-        found = len(np.unique(train.labels)) if name == "imagenet" else classes
-    else:
-        train, test, found = load_folder(folder, test_splits=test_splits, on_bad_image=on_bad_image)
-    expected = columns["num_classes"] or found
-    if found != expected:
-        raise ValueError(
-            f"{folder} has training images of {found} classes, and {expected} are expected of {name!r}; "
-            "correct num_classes, or load a set that is not ImageNet-1k as 'parquet' or 'folder'."
+@dataclass(frozen=True)
+class Request:
+    """The arguments of ``load_dataset``, as they are passed to a loader."""
+
+    name: str
+    data_dir: str | Path | None
+    download: bool
+    on_bad_image: OnBadImage
+    image_column: str | None
+    label_column: str | None
+    num_classes: int | None
+    test_split: str | None
+    max_decoded_bytes: int
+
+    def folder(self) -> Path:
+        """Returns the folder with the dataset's files, which exists unless it is to be downloaded."""
+        root = os.environ.get("LOOKSAM_DATA")
+        if self.data_dir is None and not root:
+            raise FileNotFoundError(
+                f"dataset {self.name!r} needs files; pass data_dir=, or set LOOKSAM_DATA to their folder."
+            )
+        folder = Path(self.data_dir) if self.data_dir is not None else Path(str(root))
+        if root and not folder.exists() and not folder.is_absolute() and (Path(root) / folder).is_dir():
+            folder = Path(root) / folder
+        if self.name in ("cifar100", "imagenet") and (folder / self.name).is_dir():
+            return folder / self.name
+        if not folder.is_dir() and not self.download:
+            raise FileNotFoundError(
+                f"data_dir={str(folder)!r} is not a folder; pass the folder that holds {self.name!r}."
+            )
+        return folder
+
+    def test_splits(self) -> tuple[str, ...]:
+        """Returns the names of the test split, in order of preference."""
+        if self.test_split:
+            return (self.test_split,)
+        return IMAGENET_TEST_SPLITS if self.name == "imagenet" else TEST_SPLITS
+
+    def parquet(self, folder: Path, num_classes: int | None) -> tuple[Encoded, Encoded, int]:
+        """Returns (train, test, number of classes) of a folder of Parquet files."""
+        return read_parquet(
+            folder,
+            on_bad_image=self.on_bad_image,
+            image_column=self.image_column,
+            label_column=self.label_column,
+            num_classes=num_classes,
+            test_splits=self.test_splits(),
         )
-    return train, test, expected
 
+    def class_folders(self, folder: Path) -> tuple[Encoded, Encoded, int]:
+        """Returns (train, test, number of classes) of a folder with a directory per class."""
+        return read_class_folders(folder, on_bad_image=self.on_bad_image, test_splits=self.test_splits())
 
-def _dataset(name: str, train: Encoded, test: Encoded, num_classes: int, max_decoded_bytes: int) -> Dataset:
-    decoded = in_memory(train, test, max_decoded_bytes)
-    if decoded is None:
+    def check_classes(self, folder: Path, count: int, expected: int) -> None:
+        """Raises unless the training images have the expected number of classes."""
+        if count != expected:
+            raise ValueError(
+                f"{folder} has training images of {count} classes, and {expected} are expected of {self.name!r}; "
+                "correct num_classes, or load a dataset other than ImageNet-1k as 'parquet' or 'folder'."
+            )
+
+    def dataset(self, train: Encoded, test: Encoded, num_classes: int) -> Dataset:
+        """Returns the dataset, decoded into memory if it is small, and to be streamed otherwise."""
+        decoded = decode_small_sets(train, test, self.max_decoded_bytes)
+        if decoded is not None:
+            return Dataset.from_images(self.name, *decoded, num_classes)
         shape = (STREAMED_SIZE, STREAMED_SIZE, 3)
-        return Dataset(name, train, test, num_classes, shape, IMAGENET_MEAN, IMAGENET_STD)
-    mean, std = channel_moments(decoded[0].images)
-    height, width, channels = decoded[0].images.shape[1:]
-    return Dataset(name, *decoded, num_classes, (height, width, channels), mean, std)
+        return Dataset(self.name, train, test, num_classes, shape, IMAGENET_MEAN, IMAGENET_STD)
 
 
-def _folder(name: str, data_dir: str | Path | None, download: bool) -> Path:
-    root = os.environ.get("LOOKSAM_DATA")
-    if data_dir is None and not root:
-        raise FileNotFoundError(f"data set {name!r} needs files; pass data_dir=, or set LOOKSAM_DATA to their folder.")
-    folder = Path(data_dir) if data_dir is not None else Path(str(root))
-    if root and not folder.exists() and not folder.is_absolute() and (Path(root) / folder).is_dir():
-        folder = Path(root) / folder
-    if name in ("cifar100", "imagenet") and (folder / name).is_dir():
-        return folder / name
-    if not folder.is_dir() and not download:
-        raise FileNotFoundError(f"data_dir={str(folder)!r} is not a folder; pass the folder that holds {name!r}.")
-    return folder
+def load_digits(request: Request) -> Dataset:
+    """Loads the handwritten digits that ship with scikit-learn: 600 training and 1,197 test images, (8, 8, 1)."""
+    digits = require("sklearn.datasets").load_digits()
+    pixels = (digits.images * DIGITS_SCALE).astype(np.uint8)[..., None]
+    images = Images(pixels, digits.target.astype(np.int32))
+    train, test = hold_out(images, DIGITS_TEST_COUNT, DIGITS_SPLIT_SEED)
+    # Inputs are pixels in [0, 1], not standardised: models of this size train as well, and numbers stay comparable.
+    return Dataset(request.name, train, test, 10, (8, 8, 1), mean=(0.0,), std=(16 * DIGITS_SCALE / 255,))
 
 
-def _cifar100_archive(folder: Path, download: bool) -> bool:
-    """Is the binary archive to be read, fetched first where that was asked for?"""
-    if (folder / ARCHIVE).exists():
-        return True
+def load_cifar100(request: Request) -> Dataset:
+    """Loads CIFAR-100 from the binary archive, which can be downloaded, or from Parquet files."""
+    folder = request.folder()
+    if cifar_archive.has_archive(folder):
+        return cifar_archive.load_cifar100_archive(folder)
     if has_parquet(folder):
-        return False
-    if download:
-        download_cifar100(folder)
-        return True
-    pickled = f" ({PICKLED_ARCHIVE} is there, and is not read: it is pickled)" if _has_pickled(folder) else ""
-    raise FileNotFoundError(
-        f"{folder} has neither {ARCHIVE} nor train-*.parquet{pickled}; "
-        f"pass download=True (--download), or put the archive from {URL} there."
-    )
+        return request.dataset(*request.parquet(folder, cifar_archive.CLASSES))
+    if not request.download:
+        raise cifar_archive.not_found(folder)
+    cifar_archive.download_cifar100(folder)
+    return cifar_archive.load_cifar100_archive(folder)
 
 
-def _has_pickled(folder: Path) -> bool:
-    return (folder / PICKLED_ARCHIVE).exists()
+def load_imagenet(request: Request) -> Dataset:
+    """Loads ImageNet-1k from Parquet files or class folders."""
+    folder = request.folder()
+    if has_parquet(folder):
+        train, test, _ = request.parquet(folder, IMAGENET_CLASSES)
+        count = len(np.unique(train.labels))
+    elif has_class_folders(folder):
+        train, test, count = request.class_folders(folder)
+    else:
+        raise FileNotFoundError(f"{folder} has neither train-*.parquet nor train/<class>/; put {request.name} there.")
+    request.check_classes(folder, count, IMAGENET_CLASSES)
+    return request.dataset(train, test, IMAGENET_CLASSES)
 
 
-def _is_parquet(name: str, folder: Path) -> bool:
-    if name in ("parquet", "cifar100"):
-        return True
-    if name == "folder":
-        return False
-    if not has_parquet(folder) and not has_folders(folder):
-        raise FileNotFoundError(f"{folder} has neither train-*.parquet nor train/<class>/; put {name} there.")
-    return has_parquet(folder)
+def load_parquet(request: Request) -> Dataset:
+    """Loads any dataset from a folder of Parquet files."""
+    return request.dataset(*request.parquet(request.folder(), request.num_classes))
+
+
+def load_folder(request: Request) -> Dataset:
+    """Loads any dataset from a folder with a directory per class."""
+    folder = request.folder()
+    train, test, count = request.class_folders(folder)
+    request.check_classes(folder, count, request.num_classes or count)
+    return request.dataset(train, test, count)
+
+
+LOADERS: dict[str, Callable[[Request], Dataset]] = {
+    "cifar100": load_cifar100,
+    "digits": load_digits,
+    "folder": load_folder,
+    "imagenet": load_imagenet,
+    "parquet": load_parquet,
+}
+NAMES = tuple(LOADERS)

@@ -1,6 +1,6 @@
-"""Random access to the encoded images of Parquet files, one row group at a time.
+"""Folders of Parquet files as on the Hugging Face hub: a column of encoded images and a column of labels.
 
-Folders of Parquet files in the layout of the Hugging Face hub: an encoded-image column and a label column.
+``read_parquet`` finds the columns and checks the labels; ``ParquetRows`` reads the images, one row group at a time.
 """
 
 import json
@@ -15,113 +15,16 @@ from looksam.trainer.data.reading.dataset import Encoded, OnBadImage, require
 from looksam.trainer.data.reading.decode import BadImageError
 from looksam.trainer.data.reading.labels import check_class_count, check_labels
 
-CACHE_BYTES = 512 * 2**20  # a process keeps row groups of about this size in memory
-
-
-class ParquetRows:
-    """The rows of several files, one after the other.
-
-    Parquet can be read only by whole row groups, so the last ones used are kept. Pickled as paths and row counts:
-    each process opens the files itself, when it first reads.
-    """
-
-    def __init__(self, paths: list[Path], image_column: str):
-        self._paths = paths
-        self._column = image_column
-        groups = [(file, *group) for file, path in enumerate(paths) for group in _row_groups(path, image_column)]
-        self._file = np.array([group[0] for group in groups], np.int64)
-        self._group = np.array([group[1] for group in groups], np.int64)
-        self._starts = np.cumsum([0] + [group[2] for group in groups])
-        self._at_once = max(1, CACHE_BYTES // max(1, int(np.mean([group[3] for group in groups] or [1]))))
-        self._forget()
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key not in ("_lock", "_open", "_cache")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._forget()
-
-    def read(self, row: int) -> bytes:
-        block = self._block(row)
-        data = self._images(block)[row - int(self._starts[block])].as_py()
-        if data is None:
-            raise BadImageError(f"{self.place(row)}: column {self._column!r} holds no image bytes; store them inline.")
-        return data
-
-    def place(self, row: int) -> str:
-        file = self._file[self._block(row)]
-        first = self._starts[np.searchsorted(self._file, file)]
-        return f"{self._paths[file]} row {row - int(first)}"
-
-    def blocks(self) -> np.ndarray:
-        return np.repeat(np.arange(len(self._file)), np.diff(self._starts))
-
-    def blocks_at_once(self) -> int:
-        return self._at_once
-
-    def _block(self, row: int) -> int:
-        if not 0 <= row < len(self):
-            raise IndexError(f"row {row} is outside 0..{len(self) - 1}")
-        return int(np.searchsorted(self._starts, row, side="right")) - 1
-
-    def _images(self, block: int) -> Any:
-        with self._lock:  # Arrow's file reader is not made for several threads
-            if block in self._cache:
-                self._cache.move_to_end(block)
-            else:
-                self._cache[block] = self._load(block)
-                if len(self._cache) > self._at_once:
-                    self._cache.popitem(last=False)
-            return self._cache[block]
-
-    def _load(self, block: int) -> Any:
-        file, group = int(self._file[block]), int(self._group[block])
-        if file not in self._open:
-            self._open[file] = _open(self._paths[file])
-        try:
-            table = self._open[file].read_row_group(group, columns=[f"{self._column}.bytes"])
-        except (require("pyarrow").ArrowException, OSError) as error:
-            raise ValueError(f"{self._paths[file]}: row group {group} is damaged ({error}); fetch it again.") from error
-        return table.column(0).combine_chunks().field("bytes")
-
-    def _forget(self) -> None:
-        self._lock = threading.Lock()
-        self._open: dict[int, Any] = {}
-        self._cache: OrderedDict[int, Any] = OrderedDict()
-
-
-def _open(path: Path) -> Any:
-    return require("pyarrow.parquet").ParquetFile(path, memory_map=True)
-
-
-def _row_groups(path: Path, image_column: str) -> list[tuple[int, int, int]]:
-    """(number, rows, bytes of the images) of each row group that is not empty."""
-    with _open(path) as file:
-        groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
-        return [
-            (number, group.num_rows, _column_bytes(group, f"{image_column}.bytes"))
-            for number, group in enumerate(groups)
-            if group.num_rows
-        ]
-
-
-def _column_bytes(group: Any, name: str) -> int:
-    columns = (group.column(i) for i in range(group.num_columns))
-    return sum(column.total_uncompressed_size for column in columns if column.path_in_schema == name)
-
-
-LABEL_NAMES = ("label", "fine_label")  # taken where there are several integer columns
+CACHE_BYTES = 512 * 2**20  # a process keeps row groups up to about this size in memory
+LABEL_NAMES = ("label", "fine_label")  # preferred if there are several integer columns
 
 
 def has_parquet(folder: Path) -> bool:
+    """Whether the folder, or its subfolder ``data``, has ``train-*.parquet``."""
     return bool(_files(folder, "train"))
 
 
-def load_parquet(
+def read_parquet(
     folder: Path,
     *,
     on_bad_image: OnBadImage = "fail",
@@ -130,15 +33,15 @@ def load_parquet(
     num_classes: int | None = None,
     test_splits: tuple[str, ...] = ("test", "validation"),
 ) -> tuple[Encoded, Encoded, int]:
-    """(train, test, number of classes) of a folder with ``train-*.parquet`` and ``test-*`` or ``validation-*``.
+    """Returns (train, test, number of classes) of a folder with ``train-*.parquet`` and ``test-*`` or ``validation-*``.
 
     Args:
-      folder: the files are in it, or in its subfolder ``data``.
-      on_bad_image: 'fail' or 'skip'.
-      image_column: the struct {bytes, path}; by default the only one there is.
+      folder: the folder with the files, or with a subfolder ``data`` that has them.
+      on_bad_image: 'fail' or 'skip', for images that cannot be decoded.
+      image_column: a struct {bytes, path}; by default the only such column.
       label_column: by default the only integer column, else ``label``, else ``fine_label``.
-      num_classes: by default what the file's metadata say, else the largest training label + 1.
-      test_splits: the first of these that is there is the test set.
+      num_classes: by default the number of class names in the metadata, else the largest training label + 1.
+      test_splits: the first of these that exists is the test set.
     """
     train_files = _split(folder, ("train",))
     test_files = _split(folder, test_splits)
@@ -162,9 +65,9 @@ def _split(folder: Path, names: tuple[str, ...]) -> list[Path]:
     for name in names:
         if files := _files(folder, name):
             return files
-    there = sorted(path.name for path in folder.glob("*.parquet"))
+    present = sorted(path.name for path in folder.glob("*.parquet"))
     wanted = " or ".join(f"{name}-*.parquet" for name in names)
-    raise FileNotFoundError(f"{folder} has no {wanted} (Parquet files there: {', '.join(there) or 'none'}).")
+    raise FileNotFoundError(f"{folder} has no {wanted} (Parquet files there: {', '.join(present) or 'none'}).")
 
 
 def _files(folder: Path, split: str) -> list[Path]:
@@ -176,7 +79,7 @@ def _schema(path: Path) -> Any:
     try:
         return require("pyarrow.parquet").read_schema(path)
     except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path} is not a readable Parquet file ({error}); fetch it again.") from error
+        raise ValueError(f"{path} is not a readable Parquet file ({error}); download it again.") from error
 
 
 def _image_columns(schema: Any) -> list[str]:
@@ -205,12 +108,14 @@ def _only(columns: list[str], what: str, argument: str, path: Path, schema: Any)
         return columns[0]
     if columns:
         raise ValueError(f"{path} has several {what} columns: {', '.join(columns)}; choose one with {argument}=.")
-    there = ", ".join(f"{field.name}: {field.type}" for field in schema)
-    raise ValueError(f"{path} has no {what} column (columns: {there}); a struct {{bytes, path}} and an int are needed.")
+    present = ", ".join(f"{field.name}: {field.type}" for field in schema)
+    raise ValueError(
+        f"{path} has no {what} column (columns: {present}); a struct {{bytes, path}} and an int are needed."
+    )
 
 
 def _labels(files: list[Path], image: str, label: str) -> np.ndarray:
-    """The label column of all files, each file's columns checked."""
+    """Returns the labels of all files, after checking each file's columns."""
     parts = []
     for path in files:
         schema = _schema(path)
@@ -222,7 +127,7 @@ def _labels(files: list[Path], image: str, label: str) -> np.ndarray:
         parts.append(_label_values(path, label))
     labels = np.concatenate(parts)
     if not len(labels):
-        raise ValueError(f"{files[0]} and the files after it hold no rows; fetch them again.")
+        raise ValueError(f"{files[0]} and the files after it hold no rows; download them again.")
     return labels
 
 
@@ -240,7 +145,7 @@ def _label_values(path: Path, label: str) -> np.ndarray:
 
 
 def _named_classes(schema: Any, label: str) -> int | None:
-    """How many class names the hub's own metadata give, if any."""
+    """Returns the number of class names in the hub's metadata, if any."""
     try:
         names = json.loads(schema.metadata[b"huggingface"])["info"]["features"][label]["names"]
     except (KeyError, TypeError, ValueError):
@@ -252,3 +157,101 @@ def _encoded(files: list[Path], image: str, labels: np.ndarray, classes: int, on
     rows = ParquetRows(files, image)
     fix = "correct the labels, pass the true num_classes, or another test_split where this one hides its labels."
     return Encoded(rows, check_labels(labels, classes, rows.place, fix), on_bad_image)
+
+
+class ParquetRows:
+    """The rows of several files, one after the other.
+
+    Parquet can be read only by whole row groups (the blocks here), so the most recently used ones are kept. Pickled as
+    paths and row counts: each process opens the files itself, when it first reads.
+    """
+
+    def __init__(self, paths: list[Path], image_column: str):
+        self._paths = paths
+        self._column = image_column
+        groups = [(file, *group) for file, path in enumerate(paths) for group in _row_groups(path, image_column)]
+        self._file = np.array([group[0] for group in groups], np.int64)
+        self._group = np.array([group[1] for group in groups], np.int64)
+        self._starts = np.cumsum([0] + [group[2] for group in groups])
+        self._at_once = max(1, CACHE_BYTES // max(1, int(np.mean([group[3] for group in groups] or [1]))))
+        self._reset()
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key not in ("_lock", "_open", "_cache")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._reset()
+
+    def read(self, row: int) -> bytes:
+        block = self._block(row)
+        data = self._images(block)[row - int(self._starts[block])].as_py()
+        if data is None:
+            raise BadImageError(f"{self.place(row)}: column {self._column!r} holds no image bytes; store them inline.")
+        return data
+
+    def place(self, row: int) -> str:
+        file = self._file[self._block(row)]
+        first = self._starts[np.searchsorted(self._file, file)]
+        return f"{self._paths[file]} row {row - int(first)}"
+
+    def blocks(self) -> np.ndarray:
+        return np.repeat(np.arange(len(self._file)), np.diff(self._starts))
+
+    def blocks_at_once(self) -> int:
+        return self._at_once
+
+    def _block(self, row: int) -> int:
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} is outside 0..{len(self) - 1}")
+        return int(np.searchsorted(self._starts, row, side="right")) - 1
+
+    def _images(self, block: int) -> Any:
+        with self._lock:  # Arrow's file reader is not thread-safe
+            if block in self._cache:
+                self._cache.move_to_end(block)
+            else:
+                self._cache[block] = self._load(block)
+                if len(self._cache) > self._at_once:
+                    self._cache.popitem(last=False)
+            return self._cache[block]
+
+    def _load(self, block: int) -> Any:
+        file, group = int(self._file[block]), int(self._group[block])
+        if file not in self._open:
+            self._open[file] = _open(self._paths[file])
+        try:
+            table = self._open[file].read_row_group(group, columns=[f"{self._column}.bytes"])
+        except (require("pyarrow").ArrowException, OSError) as error:
+            raise ValueError(
+                f"{self._paths[file]}: row group {group} is damaged ({error}); download it again."
+            ) from error
+        return table.column(0).combine_chunks().field("bytes")
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[int, Any] = {}
+        self._cache: OrderedDict[int, Any] = OrderedDict()
+
+
+def _open(path: Path) -> Any:
+    return require("pyarrow.parquet").ParquetFile(path, memory_map=True)
+
+
+def _row_groups(path: Path, image_column: str) -> list[tuple[int, int, int]]:
+    """Returns (number, rows, bytes of the images) of each row group that is not empty."""
+    with _open(path) as file:
+        groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+        return [
+            (number, group.num_rows, _column_bytes(group, f"{image_column}.bytes"))
+            for number, group in enumerate(groups)
+            if group.num_rows
+        ]
+
+
+def _column_bytes(group: Any, name: str) -> int:
+    columns = (group.column(i) for i in range(group.num_columns))
+    return sum(column.total_uncompressed_size for column in columns if column.path_in_schema == name)

@@ -1,0 +1,1 @@
+"""Transforming batches on the device, as pure JAX functions: augmentation, normalisation, label smoothing, Mixup."""

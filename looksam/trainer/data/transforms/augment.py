@@ -1,7 +1,7 @@
-"""What is done to a batch on its way to the model: crop + flip, normalise, smooth the labels, Mixup.
+"""Transforms of a batch on its way to the model: crop and flip, normalisation, label smoothing, Mixup.
 
-All are pure functions of a key and the batch, for use inside jit; the numbers that steer them are Python numbers,
-checked when the function is traced. The usual order is crop + flip, RandAugment (both on uint8), normalise, Mixup.
+All are pure functions of a key and the batch, for use inside jit; their settings are Python numbers, checked when the
+function is traced. The usual order is crop and flip, RandAugment (both on uint8), normalisation, Mixup.
 """
 
 import math
@@ -17,10 +17,10 @@ from looksam.trainer.keys import per_image
 
 
 def random_crop_flip(key: jax.Array, images: jax.Array, *, padding: int = 4) -> jax.Array:
-    """Pad with zeros, cut a window of the old size at a random place, mirror left and right with probability 1/2.
+    """Pads with zeros, crops to the old size at a random position, and flips left and right with probability 1/2.
 
     Args:
-      key: a PRNG key, or one for each image, which draws its own offsets, uniform over 0…2·padding, and flip.
+      key: a PRNG key, or one per image; each image draws its own offsets, uniform over 0…2·padding, and flip.
       images: uint8 or floating point, (b, h, w, c). Zero is black in uint8 images, the mean in normalised ones.
       padding: pixels on each side, ≥ 0; 0 flips only.
 
@@ -53,13 +53,13 @@ def random_crop_flip(key: jax.Array, images: jax.Array, *, padding: int = 4) -> 
 
 
 def normalize(images: jax.Array, mean: ArrayLike, std: ArrayLike, dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """(images / 255 − mean) / std, in float32 and then rounded to ``dtype``.
+    """Returns (images / 255 − mean) / std, computed in float32 and rounded to ``dtype``.
 
     Args:
       images: uint8 (b, h, w, c).
-      mean: of images / 255 over the training set: one number, or one a channel.
-      std: alike, > 0.
-      dtype: of the result.
+      mean: the mean of images / 255 over the training set, one number or one per channel.
+      std: the standard deviation, > 0, likewise.
+      dtype: the dtype of the result.
     """
     check_images(images, jnp.uint8)
     for name, values in (("mean", mean), ("std", std)):
@@ -75,9 +75,9 @@ def normalize(images: jax.Array, mean: ArrayLike, std: ArrayLike, dtype: DTypeLi
 
 
 def one_hot_smoothed(labels: jax.Array, num_classes: int, smoothing: float = 0.0) -> jax.Array:
-    """(1 − smoothing) one_hot(labels) + smoothing / num_classes, float32 (…, num_classes).
+    """Returns (1 − smoothing) one_hot(labels) + smoothing / num_classes, float32 (…, num_classes).
 
-    A label outside 0…num_classes − 1 has no one: check labels where they are read.
+    A label outside 0…num_classes − 1 has no hot class and is not detected here: check labels where they are read.
 
     Example:
       >>> import jax.numpy as jnp
@@ -88,7 +88,7 @@ def one_hot_smoothed(labels: jax.Array, num_classes: int, smoothing: float = 0.0
         raise TypeError(f"labels have dtype {jnp.result_type(labels).name}; pass integer class numbers.")
     if isinstance(num_classes, bool) or not isinstance(num_classes, int | np.integer) or num_classes < 1:
         raise ValueError(f"num_classes={num_classes!r} is not an int >= 1; pass the number of classes.")
-    if not 0 <= _number("smoothing", smoothing) < 1:
+    if not 0 <= _static_number("smoothing", smoothing) < 1:
         raise ValueError(f"smoothing={smoothing} is out of range; pass 0 <= smoothing < 1, e.g. 0.1.")
     hits = jnp.asarray(labels, jnp.int32)[..., None] == jnp.arange(num_classes, dtype=jnp.int32)
     off = smoothing / num_classes
@@ -96,21 +96,21 @@ def one_hot_smoothed(labels: jax.Array, num_classes: int, smoothing: float = 0.0
 
 
 def mixup(key: jax.Array, images: jax.Array, targets: jax.Array, alpha: float) -> tuple[jax.Array, jax.Array]:
-    """λ x_i + (1 − λ) x_j and λ y_i + (1 − λ) y_j, with one λ ~ Beta(alpha, alpha) for the whole batch.
+    """Returns λ x_i + (1 − λ) x_j and λ y_i + (1 − λ) y_j, with one λ ~ Beta(alpha, alpha) for the whole batch.
 
-    Images 0 and 1, 2 and 3, … are partners; in an odd batch the last one stays alone, and as it is. The order of the
-    data is random already, so this pairs at random as a permutation would; but a permutation has to gather a batch that
-    is spread over devices, and this moves nothing, and gives the same for any even part of the batch.
+    Images 0 and 1, 2 and 3, … are partners; in an odd batch the last one stays unchanged. The order of the data is
+    already random, so the pairs are as random as those of a permutation; but a permutation has to gather a batch that
+    is split over devices, while this moves nothing and gives the same result for any even part of the batch.
 
     Args:
       key: a PRNG key, for λ.
       images: floating point (b, h, w, c), normalised.
       targets: floating point (b, classes), e.g. from ``one_hot_smoothed``.
-      alpha: ≥ 0; 0 gives the batch back, small values leave most batches nearly as they are, 1 draws λ uniformly.
+      alpha: ≥ 0; 0 returns the batch unchanged, small values hardly change most batches, 1 draws λ uniformly.
 
     Reference:
-      Zhang et al., "mixup: Beyond Empirical Risk Minimization", ICLR 2018, whose code draws one λ a batch too, and the
-      partners by a permutation.
+      Zhang et al., "mixup: Beyond Empirical Risk Minimization", ICLR 2018, whose code also draws one λ per batch, but
+      the partners by a permutation.
     """
     check_images(images, jnp.floating)
     if not jnp.issubdtype(jnp.result_type(targets), jnp.floating) or targets.shape[:1] != images.shape[:1]:
@@ -118,8 +118,8 @@ def mixup(key: jax.Array, images: jax.Array, targets: jax.Array, alpha: float) -
             f"targets are {jnp.result_type(targets).name} of shape {targets.shape}; "
             f"pass floating-point targets ({images.shape[0]}, classes), e.g. from one_hot_smoothed."
         )
-    if not 0 <= _number("alpha", alpha) < math.inf:
-        raise ValueError(f"alpha={alpha} is out of range; pass a finite alpha >= 0 (0 leaves the batch as it is).")
+    if not 0 <= _static_number("alpha", alpha) < math.inf:
+        raise ValueError(f"alpha={alpha} is out of range; pass a finite alpha >= 0 (0 leaves the batch unchanged).")
     if alpha == 0:
         return images, targets
     weight = jax.random.beta(key, alpha, alpha, dtype=jnp.float32)
@@ -134,7 +134,7 @@ def _mix(weight: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.concatenate([mixed, x[even:]])
 
 
-def _number(name: str, value: Any) -> float:
+def _static_number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise TypeError(f"{name}={value!r} is not a number; pass a Python number, static under jit.")
     return float(value)

@@ -1,6 +1,6 @@
-"""What is done to the pixels of a batch of images (b, h, w, c): warp, look up, blend, and what these need.
+"""Operations on the pixels of a batch of images (b, h, w, c): warps, look-up tables, blends, and their parts.
 
-Every function treats the whole batch at once, each image with its own parameters, and uses integers wherever the
+Every function works on the whole batch at once, each image with its own parameters, and uses integers wherever the
 result is rounded, so that it does not depend on the back end. Rounding is Pillow's unless a docstring says otherwise.
 """
 
@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-FILL = 128  # the grey that a warp puts where it reads outside of the image
+FILL = 128  # the grey of pixels that a warp reads from outside of the image
 FRACTION_BITS = 16  # of the fixed-point numbers in a warp's matrix
 LARGEST_IMAGE = 2**22  # pixels; the sum of their grey values, doubled, still fits in 31 bits
 
 
 def check_images(images: jax.Array, *dtypes: DTypeLike) -> None:
-    """Rank 4 and one of the dtypes (uint8, or a kind such as jnp.floating), known when the caller is traced."""
+    """Raises, already while tracing, unless images have rank 4 and one of the dtypes (or kinds, as jnp.floating)."""
     shape, dtype = jnp.shape(images), jnp.result_type(images)
     if len(shape) != 4:
         raise ValueError(f"images have shape {shape}; pass a batch (batch, height, width, channels).")
@@ -24,7 +24,7 @@ def check_images(images: jax.Array, *dtypes: DTypeLike) -> None:
 
 
 def warp(images: jax.Array, matrices: jax.Array) -> jax.Array:
-    """The output pixel (x, y) is the input pixel nearest to (ax + by + c, dx + ey + f), or grey if there is none.
+    """Warps images: output pixel (x, y) is the input pixel nearest to (ax + by + c, dx + ey + f), or grey outside.
 
     Args:
       images: uint8 (b, h, w, c).
@@ -43,7 +43,7 @@ def warp(images: jax.Array, matrices: jax.Array) -> jax.Array:
 
 
 def look_up(images: jax.Array, tables: jax.Array) -> jax.Array:
-    """Each channel of each image through its own table; uint8 (b, h, w, c) and (b, c, 256)."""
+    """Maps each channel of each image through its own table; uint8 (b, h, w, c) and (b, c, 256)."""
 
     def channel(pixels: jax.Array, table: jax.Array) -> jax.Array:
         return table.at[pixels].get(mode="promise_in_bounds")
@@ -52,20 +52,21 @@ def look_up(images: jax.Array, tables: jax.Array) -> jax.Array:
 
 
 def histogram(images: jax.Array) -> jax.Array:
-    """How many pixels have each value: int32 (b, c, 256)."""
+    """Returns how many pixels have each value, int32 (b, c, 256)."""
     b, h, w, c = images.shape
 
     def count(pixels: jax.Array) -> jax.Array:
         return jnp.zeros(256, jnp.int32).at[pixels].add(1, mode="promise_in_bounds")
 
-    # A row of pixels for each channel, under one vmap: on a CPU 6 to 10 times as fast as two, or as a stride of c.
+    # One row of pixels per channel under one vmap: on a CPU 6 to 10 times as fast as two vmaps, or a stride of c.
     return jax.vmap(count)(images.transpose(0, 3, 1, 2).reshape(b * c, h * w)).reshape(b, c, 256)
 
 
 def autocontrast_table(counts: jax.Array) -> jax.Array:
-    """Stretch the values in use to 0…255: ⌊255 (v − lo) / (hi − lo)⌋; unchanged where there is one value only.
+    """Returns the table that stretches the values in use to 0…255, ⌊255 (v − lo) / (hi − lo)⌋.
 
-    Pillow takes the same quotient in floating point, which may fall just below an integer and then be 1 less.
+    A channel of a single value is unchanged. Pillow computes the same quotient in floating point, which may fall just
+    below an integer and then be 1 less.
     """
     used = counts > 0
     lo = jnp.argmax(used, axis=-1, keepdims=True).astype(jnp.int32)
@@ -76,7 +77,10 @@ def autocontrast_table(counts: jax.Array) -> jax.Array:
 
 
 def equalize_table(counts: jax.Array) -> jax.Array:
-    """The cumulative histogram in units of step = (pixels below the largest value) // 255; unchanged if that is 0."""
+    """Returns the table that equalizes a histogram: the cumulative counts in units of a step.
+
+    The step is (pixels below the largest value) // 255; if it is 0, the channel is unchanged.
+    """
     values = jnp.arange(256, dtype=jnp.int32)
     below = jnp.cumsum(counts, axis=-1, dtype=jnp.int32) - counts  # pixels with a smaller value
     step = jnp.max(jnp.where(counts > 0, below, 0), axis=-1, keepdims=True) // 255
@@ -85,7 +89,7 @@ def equalize_table(counts: jax.Array) -> jax.Array:
 
 
 def grey(images: jax.Array) -> jax.Array:
-    """The luma 0.299 R + 0.587 G + 0.114 B in Pillow's fixed point: uint8 (b, h, w, 1)."""
+    """Returns the luma 0.299 R + 0.587 G + 0.114 B in Pillow's fixed point, uint8 (b, h, w, 1)."""
     if images.shape[-1] == 1:
         return images
     r, g, b = (images[..., i : i + 1].astype(jnp.int32) for i in range(3))
@@ -93,17 +97,17 @@ def grey(images: jax.Array) -> jax.Array:
 
 
 def mean_grey(images: jax.Array) -> jax.Array:
-    """The mean of ``grey`` rounded to the nearest integer: uint8 (b,)."""
+    """Returns the mean of ``grey``, rounded to the nearest integer, uint8 (b,)."""
     pixels = images.shape[1] * images.shape[2]
     total = jnp.sum(grey(images), axis=(1, 2, 3), dtype=jnp.int32)
     return ((2 * total + pixels) // (2 * pixels)).astype(jnp.uint8)
 
 
 def smooth(rows: jax.Array, channels: int) -> jax.Array:
-    """The mean over 3×3 pixels in which the middle counts five times (Pillow's SMOOTH), where all nine exist.
+    """Returns the mean over 3×3 pixels in which the middle counts five times (Pillow's SMOOTH), where all nine exist.
 
-    Takes uint8 (b, h, w · channels) and gives (b, h − 2, (w − 2) · channels): in rows like these a CPU's loop runs
-    over more than three numbers, and is several times as fast.
+    Takes uint8 (b, h, w · channels) and returns (b, h − 2, (w − 2) · channels): over such rows the inner loop of a CPU
+    is longer than three numbers, and several times as fast.
     """
     c = channels
     x = rows.astype(jnp.int32)
@@ -113,10 +117,10 @@ def smooth(rows: jax.Array, channels: int) -> jax.Array:
 
 
 def blend(degenerate: jax.Array, images: jax.Array, factor: float) -> jax.Array:
-    """⌊degenerate + factor (images − degenerate)⌋, cut to 0…255; uint8.
+    """Returns ⌊degenerate + factor (images − degenerate)⌋, clipped to 0…255, uint8.
 
-    In fixed point with 20 bits, for factors up to 5.5; the 2**-12 added makes up for the rounded factor where the
-    result is an integer. Pillow takes float32, and for some factors loses 1 there.
+    Computed in fixed point with 20 bits, for factors up to 5.5; adding 2**-12 compensates for the rounded factor where
+    the result is an integer. Pillow computes in float32, and for some factors its result is 1 less there.
     """
     start = degenerate.astype(jnp.int32)
     difference = images.astype(jnp.int32) - start

@@ -1,8 +1,8 @@
-"""RandAugment: a few operations, drawn for each image out of fourteen, all at one magnitude.
+"""RandAugment: a few operations per image, drawn from fourteen, all of the same magnitude.
 
 A switch under vmap would run all fourteen operations on every image. Here each round is one warp, one table look-up
-and one blend of the whole batch, whichever operations were drawn: the geometric operations are affine warps, those of
-single pixels are tables of 256 values, and color and sharpness are a blend with a degenerate image.
+and one blend of the whole batch, whichever operations were drawn: geometric operations are affine warps, operations on
+single pixels are tables of 256 values, and color and sharpness are blends with a degenerate image.
 """
 
 import math
@@ -23,10 +23,10 @@ LARGEST_MAGNITUDE = 30
 
 
 def rand_augment(key: jax.Array, images: jax.Array, *, operations: int = 2, magnitude: float = 10.0) -> jax.Array:
-    """RandAugment(N = operations, M = magnitude): N operations for each image, drawn uniformly and with replacement.
+    """Applies RandAugment(N = operations, M = magnitude): N operations per image, drawn uniformly with replacement.
 
-    The scale of M is that of the authors' TensorFlow code: M = 10 is full strength there, and larger values go on
-    along the same line. s = ± 1 is drawn for each image and operation; W and H are the image's size.
+    The scale of M is that of the authors' TensorFlow code: M = 10 is full strength there, and larger values
+    extrapolate linearly. s = ± 1 is drawn for each image and operation; W and H are the image's size.
 
     =============  ==============================================================  =======================
     operation      what it does                                                    at M = 10
@@ -38,18 +38,18 @@ def rand_augment(key: jax.Array, images: jax.Array, *, operations: int = 2, magn
     contrast       mean grey + f (image − mean grey)                               f = 1.9
     brightness     f image                                                         f = 1.9
     sharpness      smoothed image + f (image − smoothed image)                     f = 1.9
-    posterize      keeps the ⌊0.4 M⌋ highest bits, but 1 to 8 of them              4 bits
+    posterize      keeps the ⌊0.4 M⌋ highest bits, at least 1 and at most 8        4 bits
     solarize       v becomes 255 − v from v = ⌊25.6 M⌋ on                          256: nothing changes
-    autocontrast   stretches each channel to 0…255                                 (M plays no part)
-    equalize       equalizes each channel's histogram                              (M plays no part)
-    identity       leaves the image                                                (M plays no part)
+    autocontrast   stretches each channel to 0…255                                 (independent of M)
+    equalize       equalizes each channel's histogram                              (independent of M)
+    identity       leaves the image unchanged                                      (independent of M)
     =============  ==============================================================  =======================
 
     Warps take the nearest pixel, and grey (128) where there is none.
 
     Args:
-      key: a PRNG key, or one for each image.
-      images: uint8 (b, h, w, c), with c = 3 (RGB) or 1 (grey: color leaves it as it is).
+      key: a PRNG key, or one per image.
+      images: uint8 (b, h, w, c), with c = 3 (RGB) or 1 (grey: color leaves it unchanged).
       operations: N ≥ 1.
       magnitude: 0 ≤ M ≤ 30, known when the function is traced.
 
@@ -61,9 +61,9 @@ def rand_augment(key: jax.Array, images: jax.Array, *, operations: int = 2, magn
 
     Reference:
       Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search space", 2020. We have the
-      paper's fourteen operations (the authors' code adds invert, cutout and solarize_add, and has no identity). It
-      moves an image by 100 pixels whatever its size, and its contrast blends with a constant that is not the mean
-      grey; we scale the one and follow the definition (Pillow's ImageEnhance) in the other.
+      paper's fourteen operations (the authors' code adds invert, cutout and solarize_add, and has no identity). That
+      code translates by 100 pixels at every image size, where we scale with the size, and its contrast blends with a
+      constant other than the mean grey, where we follow the definition (Pillow's ImageEnhance).
     """
     _check(images, magnitude)
     drawn, signs = draw_operations(key, images.shape[0], operations)
@@ -75,9 +75,9 @@ def rand_augment(key: jax.Array, images: jax.Array, *, operations: int = 2, magn
 
 
 def draw_operations(key: jax.Array, batch: int, operations: int) -> tuple[jax.Array, jax.Array]:
-    """What ``rand_augment`` draws: indices into OPERATIONS and signs ± 1, both int32 (batch, operations)."""
+    """Draws indices into OPERATIONS and signs ± 1 for each image, both int32 (batch, operations)."""
     if isinstance(operations, bool) or not isinstance(operations, int | np.integer):
-        raise TypeError(f"operations={operations!r} is not an int; pass how many each image gets, e.g. 2.")
+        raise TypeError(f"operations={operations!r} is not an int; pass the number per image, e.g. 2.")
     if operations < 1:
         raise ValueError(f"operations={operations} is out of range; pass operations >= 1, or leave rand_augment out.")
 
@@ -91,14 +91,14 @@ def draw_operations(key: jax.Array, batch: int, operations: int) -> tuple[jax.Ar
 
 
 def apply_operations(images: jax.Array, operation: jax.Array, sign: jax.Array, *, magnitude: float = 10.0) -> jax.Array:
-    """One round of ``rand_augment``: to each image its operation and sign.
+    """Applies one operation to each image: one round of ``rand_augment``.
 
-    Every image passes the warp, the tables and the blend, and gets the identity from those that are not its own.
+    Every image passes through the warp, the tables and the blend, of which all but its own are the identity.
 
     Args:
       images: as for ``rand_augment``.
       operation: int32 (b,), indices into OPERATIONS.
-      sign: int32 (b,), 1 or −1; counts for the geometric operations only.
+      sign: int32 (b,), 1 or −1; used by the geometric operations only.
       magnitude: as for ``rand_augment``.
 
     Example:
@@ -120,11 +120,11 @@ def apply_operations(images: jax.Array, operation: jax.Array, sign: jax.Array, *
 
 
 def _matrices(h: int, w: int, magnitude: float) -> np.ndarray:
-    """The warp of each operation, for sign + and −: int32 (operations, 2, 6), in the fixed point of ``warp``."""
+    """Returns the warp of each operation, for signs + and −, in fixed point: int32 (operations, 2, 6)."""
     table = np.tile([1.0, 0, 0, 0, 1, 0], (len(OPERATIONS), 2, 1))
     for column, level in enumerate((magnitude / 10, -magnitude / 10)):
         cos, sin = math.cos(math.radians(30 * level)), math.sin(math.radians(30 * level))
-        x, y = (w - 1) / 2, (h - 1) / 2  # the centre, which stays
+        x, y = (w - 1) / 2, (h - 1) / 2  # the centre, which is fixed
         warps = {
             "rotate": [cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y],
             "shear_x": [1, 0.3 * level, 0, 0, 1, 0],
@@ -138,7 +138,7 @@ def _matrices(h: int, w: int, magnitude: float) -> np.ndarray:
 
 
 def _tables(images: jax.Array, operation: jax.Array, magnitude: float) -> jax.Array:
-    """What each value becomes, for each channel of each image: uint8 (b, c, 256)."""
+    """Returns the look-up table of each channel of each image, uint8 (b, c, 256)."""
     values = jnp.arange(256, dtype=jnp.uint8)
     counts = image_ops.histogram(images)
     lost_bits = 8 - min(max(int(4 * magnitude / 10), 1), 8)
@@ -155,19 +155,19 @@ def _tables(images: jax.Array, operation: jax.Array, magnitude: float) -> jax.Ar
     drawn = jnp.stack([_is(name, operation) for name in tables], axis=-1)
     drawn = jnp.concatenate([drawn, ~jnp.any(drawn, axis=-1, keepdims=True)], axis=-1)
     stacked = jnp.stack([jnp.broadcast_to(table, counts.shape) for table in (*tables.values(), values)], axis=1)
-    # A selection would be fused into the look-up and made anew for every pixel, 4 times as slow on a CPU; a product
+    # A select would be fused into the look-up and computed again for every pixel, 4 times as slow on a CPU; a product
     # with 0 and 1 is not, and integers up to 255 stay exact in it even in bfloat16.
-    picked = jnp.einsum("bt,btcv->bcv", drawn.astype(jnp.float32), stacked.astype(jnp.float32))
-    return picked.astype(jnp.uint8)
+    selected = jnp.einsum("bt,btcv->bcv", drawn.astype(jnp.float32), stacked.astype(jnp.float32))
+    return selected.astype(jnp.uint8)
 
 
 def _blend(images: jax.Array, result: jax.Array, operation: jax.Array, magnitude: float) -> jax.Array:
-    """Color and sharpness of the images that drew them, written over ``result`` (which is still the image there)."""
+    """Returns ``result`` with color and sharpness applied to the images that drew them (unchanged there so far)."""
     b, h, w, c = images.shape
     color = image_ops.blend(image_ops.grey(images), images, _factor(magnitude))
     result = jnp.where(_is("color", operation)[:, None, None, None], color, result)
     old, new = images.reshape(b, h, w * c), result.reshape(b, h, w * c)
-    inner = (slice(None), slice(1, -1), slice(c, -c))  # the outermost pixels have no smoothed value, and stay
+    inner = (slice(None), slice(1, -1), slice(c, -c))  # border pixels have no smoothed value, and stay unchanged
     sharp = image_ops.blend(image_ops.smooth(old, c), old[inner], _factor(magnitude))
     new = new.at[inner].set(jnp.where(_is("sharpness", operation)[:, None, None], sharp, new[inner]))
     return new.reshape(images.shape)
