@@ -108,8 +108,8 @@ class Training:
 # training images, classes, side and channels of the sets whose size is known without them
 KNOWN = {"digits": (600, 10, 8, 1), "cifar100": (50_000, 100, 32, 3), "imagenet": (1_281_167, 1000, 224, 3)}
 
-# Machine code is made in a hurry: the program is only looked at.
-HURRY: dict[str, str | bool] = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": True}
+# For programs that are looked at and not run: the quickest machine code to make.
+FAST_COMPILE: dict[str, str | bool] = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": True}
 
 
 def training_images(recipe: Recipe) -> int:
@@ -124,11 +124,15 @@ def total_steps(recipe: Recipe) -> int:
     return Pace.of(training_images(recipe), recipe).steps(recipe.epochs)
 
 
-def compile_step(recipe: Recipe, layout: Layout, refresh: bool | None) -> jax.stages.Compiled:
+def trace_step(recipe: Recipe, layout: Layout, refresh: bool | None) -> jax.stages.Traced:
     """One of the two programs of a step: with the second gradient, or without (None for the base optimizer)."""
     programs = Programs(recipe, _shape_of_data(recipe), total_steps(recipe), layout, lambda *batch: batch)
-    batch = _batch(recipe, layout)
-    return programs.step.lower(programs.restored(), refresh, *batch).compile(compiler_options=HURRY)
+    return programs.step.trace(programs.restored(), refresh, *_batch(recipe, layout))
+
+
+def compile_step(recipe: Recipe, layout: Layout, refresh: bool | None) -> jax.stages.Compiled:
+    """The same program, compiled."""
+    return trace_step(recipe, layout, refresh).lower().compile(compiler_options=FAST_COMPILE)
 
 
 def _batch(recipe: Recipe, layout: Layout) -> tuple[Any, Any]:
