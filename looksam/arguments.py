@@ -9,6 +9,11 @@ import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
+
+class ArgumentError(ValueError):
+    """An argument does not fit what it is applied to, such as more images than a dataset has."""
+
+
 SCALINGS = ("normalized", "literal", "adaptive")
 
 

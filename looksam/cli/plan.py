@@ -14,8 +14,8 @@ HELP = "memory, FLOPs, bytes sent and hours of a run on any mesh, from the compi
 DESCRIPTION = """\
 Compile the programs of a recipe for a mesh of virtual devices (one device without --mesh), with and without the second
 gradient, and read from them what a device computes, sends and holds in memory. With a chip's published figures that
-gives hours for the optimizer alone, for the rule on every step, and for the recipe's method; the paper's stand beside
-them. No data is read, no weights are allocated, and nothing is trained.
+gives hours for the optimizer alone, for the rule on every step, and for the recipe's method; the paper's stand next
+to them. No data is read, no weights are allocated, and nothing is trained.
 """
 EXAMPLES = """\
 examples:
@@ -26,8 +26,7 @@ examples:
 
 
 def add_arguments(parser: Parser) -> None:
-    from looksam.trainer.plan.chips import CHIPS
-    from looksam.trainer.plan.result import DEFAULT_UTILISATION
+    from looksam.trainer.plan import CHIPS, DEFAULT_UTILISATION
 
     parser.usage = "looksam plan RECIPE [--mesh MESH] [--chip CHIP] [--utilisation X] [--json] [--SETTING VALUE ...]"
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES
@@ -36,7 +35,7 @@ def add_arguments(parser: Parser) -> None:
         "--chip",
         default="tpu-v3",
         metavar="CHIP",
-        help=f"what to reckon with: {', '.join(CHIPS)} (tpu-v3, the paper's)",
+        help=f"the chip to estimate for: {', '.join(CHIPS)} (tpu-v3, the paper's)",
     )
     parser.add_argument(
         "--utilisation",
@@ -51,20 +50,18 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from looksam.trainer.plan import chips, environment, table
+    from looksam.trainer import plan
 
     recipe = resolve(arguments)
     with usage():
-        chip = chips.find(arguments.chip)
-        chips.check_utilisation(arguments.utilisation)
-    environment.prepare(_devices(recipe))
-    from looksam.trainer.plan.run import make_plan  # loads JAX, with those devices
-
-    result = make_plan(recipe, chip, arguments.utilisation, (lambda _: None) if arguments.quiet else say)
+        chip = plan.find_chip(arguments.chip)
+        plan.check_utilisation(arguments.utilisation)
+    plan.use_virtual_devices(_devices(recipe))
+    result = plan.make_plan(recipe, chip, arguments.utilisation, (lambda _: None) if arguments.quiet else say)
     if arguments.json:
         print_json({"name": arguments.recipe} | result)
     else:
-        print(table.as_text(arguments.recipe, result), flush=True)
+        print(plan.as_text(arguments.recipe, result), flush=True)
     return 0
 
 

@@ -128,15 +128,13 @@ def _with_recipes(names: tuple[str, ...]) -> list[str]:
 
 
 def _plan(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
-    from looksam.trainer.plan import chips, environment, table
+    from looksam.trainer import plan
     from looksam.trainer.recipe import Recipe
 
     data, fsdp = Recipe(mesh=arguments.mesh).mesh_sizes() or (1, 1)
-    environment.prepare(data * fsdp)
+    plan.use_virtual_devices(data * fsdp)
     from looksam.experiments import full  # loads JAX, with those devices
     from looksam.experiments.registry import EXPERIMENTS
-    from looksam.trainer.plan.result import DEFAULT_UTILISATION
-    from looksam.trainer.plan.run import make_plan
 
     for name in _with_recipes(names):
         recipes = full.full_recipes(EXPERIMENTS[name])
@@ -144,6 +142,6 @@ def _plan(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
         for label, recipe in full.planned(
             EXPERIMENTS[name], mesh=arguments.mesh, microbatch=arguments.microbatch
         ).items():
-            result = make_plan(recipe, chips.find("tpu-v3"), DEFAULT_UTILISATION, say)
-            print(f"\n{table.as_text(label, result)}", flush=True)
+            result = plan.make_plan(recipe, plan.find_chip("tpu-v3"), plan.DEFAULT_UTILISATION, say)
+            print(f"\n{plan.as_text(label, result)}", flush=True)
     return 0

@@ -57,23 +57,10 @@ def measure(name: str, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def flop_ratio(recipe: Recipe) -> float:
-    """FLOPs of a mean step, from the compiled programs, to those of the base optimizer."""
-    from looksam.trainer.plan.estimate import mixture
+    """FLOPs of a mean step, relative to those of the base optimizer."""
+    from looksam.trainer.plan import relative_flops
 
-    shares = mixture(recipe.method, recipe.k)[recipe.method]
-    recipe = recipe.replace(k=min(recipe.k, 2))  # as in _training
-    flops = sum(share * _flops(recipe, program) for program, share in shares.items())
-    return round(flops / _flops(recipe.replace(method="base", k=2), "base"), 4)
-
-
-@functools.cache
-def _flops(recipe: Recipe, program: str) -> float:
-    from looksam.trainer.parallel import make_layout
-    from looksam.trainer.plan.program import cost
-    from looksam.trainer.plan.run import REFRESH
-    from looksam.trainer.training import compile_step
-
-    return cost(compile_step(recipe, make_layout(recipe.mesh_sizes()), REFRESH[program])).flops
+    return round(relative_flops(recipe), 4)
 
 
 def time_ratios(

@@ -27,7 +27,7 @@ from looksam.trainer.data import (
     train_batches,
     with_label_noise,
 )
-from looksam.trainer.data.reading.order import Order
+from looksam.trainer.data.reading.order import ShuffledOrder
 from looksam.trainer.parallel import Layout, SingleDeviceLayout
 from looksam.trainer.recipe import Recipe
 
@@ -147,7 +147,7 @@ class InMemoryBatches(TrainBatches):
 
     def __init__(self, source: Images, recipe: Recipe) -> None:
         super().__init__(len(source), recipe)
-        self._order = Order(len(source), recipe.seed, self.epoch_schedule.images_per_epoch)
+        self._order = ShuffledOrder(len(source), recipe.seed, self.epoch_schedule.images_per_epoch)
 
     def rows(self, step: int) -> np.ndarray:
         """The rows of the dataset that make up a step's batch."""

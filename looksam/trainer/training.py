@@ -137,14 +137,18 @@ DATASET_SIZES = {
 FAST_COMPILE: dict[str, str | bool] = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": True}
 
 
-def compile_step(recipe: Recipe, layout: Layout, refresh: bool | None) -> jax.stages.Compiled:
-    """Compile a step without data or weights: with the second gradient, without, or of the base optimizer (None).
+def trace_step(recipe: Recipe, layout: Layout, refresh: bool | None) -> jax.stages.Traced:
+    """Trace a step without data or weights: with the second gradient, without, or of the base optimizer (None).
 
     It is the program of a step that is not logged.
     """
     programs = Programs(recipe, abstract_dataset(recipe), total_steps(recipe), layout, lambda *batch: batch)
-    lowered = programs.step.lower(programs.abstract_state, refresh, *_abstract_batch(recipe, layout))
-    return lowered.compile(compiler_options=FAST_COMPILE)
+    return programs.step.trace(programs.abstract_state, refresh, *_abstract_batch(recipe, layout))
+
+
+def compile_step(recipe: Recipe, layout: Layout, refresh: bool | None) -> jax.stages.Compiled:
+    """Compile the step that ``trace_step`` traces."""
+    return trace_step(recipe, layout, refresh).lower().compile(compiler_options=FAST_COMPILE)
 
 
 def total_steps(recipe: Recipe) -> int:
