@@ -103,7 +103,7 @@ def _full(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
 
     spread = {name: getattr(arguments, name) for name in ("mesh", "microbatch", "data_dir", "download")}
     settings = meeting(arguments)
-    with distributed.joined(settings and distributed.Meeting(*settings)):
+    with distributed.joined(settings and distributed.DistributedConfig(*settings)):
         for name in _with_recipes(names):
             folder = pathlib.Path(arguments.out) / name
             folder.mkdir(parents=True, exist_ok=True)  # before any time is spent
@@ -111,7 +111,7 @@ def _full(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
                 section, scores = full.train(EXPERIMENTS[name], arguments.seeds or 1, folder, say, **spread)
             except full.Stopped as stop:
                 return SIGNALLED + stop.signal
-            if distributed.first():
+            if distributed.is_primary():
                 (folder / "full.json").write_text(json.dumps(scores) + "\n")
                 (folder / "full.md").write_text(section_markdown(section))
                 print(section_text(section), flush=True)

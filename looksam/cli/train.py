@@ -46,9 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
     from looksam.trainer import distributed
     from looksam.trainer import run as train
 
-    with distributed.joined(settings and distributed.Meeting(*settings)):
+    with distributed.joined(settings and distributed.DistributedConfig(*settings)):
         result = train(recipe, run_dir, report=say, quiet=arguments.quiet)
-        if distributed.first():
+        if distributed.is_primary():
             print_result(result, as_json=arguments.json)
     return _exit_code(result)
 

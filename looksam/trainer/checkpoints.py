@@ -1,32 +1,38 @@
-"""Checkpoints: written by Orbax beside the training, whole or not at all, and checked before they are used.
+"""Checkpoints: sharded, written by Orbax next to the training, whole or not at all, and checked before they are used.
 
-A checkpoint has two Orbax items: ``state``, the arrays by path, and ``manifest``, JSON with the caller's ``meta`` and
-a SHA-256 for each array, taken before it was written. Orbax's own manager is not used: it cannot open a folder in
-which one metrics file is damaged, and deletes so that a kill can leave half a checkpoint.
+Every process writes its own shards of the state into the run's folder, which all of them see, and reads what its
+devices need of them; none holds the whole state. A checkpoint is the same whatever mesh it was written from, so a run
+resumes on any other number of devices and processes. ``checkpoint_files`` has the format.
 
-Checkpoints of a run of many processes: the first one writes and reads them, and hands on what it read.
-
-So the folder need not be on a disk that all hosts see, and a checkpoint is the same whatever mesh made it: it goes on
-with any other number of devices and processes.
+Orbax's handler writes and reads the arrays. What is around it is our own: Orbax's manager cannot open a folder in which
+one metrics file is damaged, and its checkpointers wait at barriers, minutes long, when one process fails to write.
+Here the processes exchange how it went, and all of them report the failure of one.
 """
 
+import asyncio
 import contextlib
-import functools
+import json
 import logging
 import pathlib
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.sharding import NamedSharding, PartitionSpec
+from etils import epath
+from orbax.checkpoint import type_handlers
 
-from looksam.trainer import checkpoint_files, distributed
-from looksam.trainer.checkpoint_files import Folder
+from looksam.trainer import checkpoint_files, checksum, distributed
+from looksam.trainer.checkpoint_files import STATE, Folder, Spec
 from looksam.trainer.run_directory import RunError
+
+Which = Literal["last", "best"] | int  # a checkpoint of a run: the newest good one, the best, or that of a step
+SLICE_BYTES = 2**20  # replicated arrays of at least that many bytes per replica are written in parts, one by each
+T = TypeVar("T")
 
 
 def to_stderr(message: str) -> None:
@@ -36,12 +42,14 @@ def to_stderr(message: str) -> None:
 class Checkpoints:
     """The checkpoints of one run: the last ``keep``, and the one with the highest ``best_metric``.
 
+    With several processes, each of them has to make the same calls.
+
     Args:
-        directory: holds the checkpoints and nothing else; created if need be.
+        directory: holds the checkpoints and nothing else, and is the same folder for all processes; created if need be.
         keep: how many of the newest are kept.
         best_metric: the name, in ``metrics``, of the number that is highest for the best one.
-        read_only: look, and leave the folder as it is; a run may be writing there.
-        report: takes a line about what the user should know and what does not stop the run.
+        read_only: leave the folder as it is; a run may be writing there.
+        report: takes one line about what the user should know and what does not stop the run.
     """
 
     def __init__(
@@ -59,20 +67,22 @@ class Checkpoints:
         self._keep, self._best_metric, self._read_only, self._report = keep, best_metric, read_only, report
         self._damaged: set[int] = set()
         self._pending: tuple[int, Future[None]] | None = None
-        if not read_only:
-            self._open()
-        # of several processes only the first has this open, and must not wait for the others
-        alone = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0}, barrier_sync_key_prefix="one")
-        processes = alone if jax.process_count() > 1 else ocp.options.MultiprocessingOptions()
-        handler = ocp.CompositeCheckpointHandler(
-            composite_options=ocp.CompositeOptions(multiprocessing_options=processes)
-        )
-        self._orbax = ocp.Checkpointer(handler, multiprocessing_options=processes)
-        self._scores = {step: self._stored_score(step) for step in self._folder.steps()}
+        self._exchange = distributed.Exchange()
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writer_exchange = distributed.Exchange()  # one per thread, so that each counts its own rounds
+        arrays = type_handlers.ArrayHandler(use_replica_parallel=True, min_slice_bytes_for_replica_parallel=SLICE_BYTES)
+        self._handler = ocp.PyTreeCheckpointHandler(
+            type_handler_registry=type_handlers.create_type_handler_registry(
+                (np.ndarray, type_handlers.NumpyHandler()), (jax.Array, arrays)
+            )
+        )
+        if not read_only and distributed.is_primary():
+            self._open()
+        self._exchange("")  # the others wait until the folder is there
+        self._scores = {step: self._stored_score(step) for step in self._folder.steps()}
 
     def save(self, step: int, state: Any, meta: dict[str, Any], metrics: dict[str, float] | None = None) -> None:
-        """Copies the state to the host and returns; a thread digests and writes the copy.
+        """Copies this process's shards of the state and returns; a thread writes the copy.
 
         The state may be donated right after. Waits first for an earlier save, and raises RunError if that failed.
         A step that was saved before is left as it is.
@@ -81,12 +91,12 @@ class Checkpoints:
             step: not below any saved before.
             state: a pytree of arrays; typed PRNG keys are fine, Python numbers belong into meta.
             meta: what JSON can hold, and NaN and infinities; tuples come back as lists.
-            metrics: numbers by which the best checkpoint is found; those that are not finite do not count.
+            metrics: numbers by which the best checkpoint is selected; those that are not finite do not count.
         """
         if self._read_only:
             raise RunError(f"the checkpoints in {self._folder.path} were opened for reading only; nothing was saved.")
         self.wait()
-        latest = self.latest_step()
+        latest = self._of_primary(self.latest_step())
         if latest == step:
             return
         if latest is not None and latest > step:
@@ -94,37 +104,44 @@ class Checkpoints:
                 f"{self._folder.path} has a checkpoint of step {latest}, and step {step} comes before it; "
                 "resume that run, or choose another folder."
             )
-        content = {"step": step, "meta": checkpoint_files.plain_json(meta), "metrics": checkpoint_files.finite(metrics)}
-        arrays, specs = checkpoint_files.to_host(checkpoint_files.named_leaves(state))
-        self._pending = step, self._writer.submit(self._write, step, arrays, specs, content)
+        content = {
+            "step": step,
+            "meta": checkpoint_files.plain_json(meta),
+            "best_metric": self._best_metric,
+            "metrics": checkpoint_files.finite(metrics),
+        }
+        copies, specs = checkpoint_files.snapshot(checkpoint_files.named_leaves(state))
+        copied = threading.Event()
+        self._pending = step, self._writer.submit(self._write, step, copies, {**content, "leaves": specs}, copied)
+        copied.wait()
 
-    def restore(self, like: Any, step: int | None = None) -> tuple[int, Any, dict[str, Any]] | None:
-        """The newest checkpoint that is whole, as (step, state, meta); None if there is none at all.
+    def restore(self, like: Any, which: Which = "last") -> tuple[int, Any, dict[str, Any]] | None:
+        """Returns the newest checkpoint that is whole, as (step, state, meta); None if there is none at all.
 
-        Every array is compared with its digest. A checkpoint that cannot be read or does not match is reported, and
-        the one before it is tried. RunError if there are checkpoints and none is whole, or if a whole one holds other
-        arrays than ``like``.
+        Files are compared with their SHA-256, and arrays with their checksums. A checkpoint that cannot be read or does
+        not match is reported, and the one before it is tried. Raises RunError if there are checkpoints and none is
+        whole, or if a whole one holds other arrays than ``like``.
 
         Args:
             like: arrays or jax.ShapeDtypeStructs. NumPy arrays come back as such, others as jax.Arrays with the
                 sharding of ``like``, or on the first device where it has none.
-            step: this one only, e.g. ``best_step()``.
+            which: "last", or that one only: "best", or a step. RunError if it is not there.
         """
         self.wait()
         tried: list[str] = []
-        for candidate in [step] if step is not None else reversed(self._steps()):
+        for step in self._of_primary(self._candidates(which)):
             try:
-                state, meta = self._read(candidate, like)
+                state, meta = self._read(step, like)
             except RunError:
                 raise
             except Exception as error:  # whatever a damaged file makes Orbax, TensorStore or JSON raise
-                self._damaged.add(candidate)
-                tried.append(f"step {candidate}: {_short(error)}")
-                self._report(f"the checkpoint of step {candidate} in {self._folder.path} is damaged: {_short(error)}")
+                self._damaged.add(step)
+                tried.append(f"step {step}: {_short(error)}")
+                self._report(f"the checkpoint of step {step} in {self._folder.path} is damaged: {_short(error)}")
             else:
                 if tried:
-                    self._report(f"the checkpoint of step {candidate} is whole and is used instead")
-                return candidate, state, meta
+                    self._report(f"the checkpoint of step {step} is whole and is used instead")
+                return step, state, meta
         if tried:
             raise RunError(
                 f"no checkpoint in {self._folder.path} can be used:\n  " + "\n  ".join(tried) + "\n"
@@ -133,16 +150,16 @@ class Checkpoints:
         return None
 
     def latest_step(self) -> int | None:
-        """The newest step that is on disk and not known to be damaged."""
+        """Returns the newest step that is on disk and not known to be damaged."""
         return max(self._steps(), default=None)
 
     def best_step(self) -> int | None:
-        """The step with the highest ``best_metric``, the first of equals; None if none came with one."""
+        """Returns the step with the highest ``best_metric``, the first of equals; None if none came with one."""
         scores = [(score, -step) for step in self._steps() if (score := self._scores.get(step)) is not None]
         return -max(scores)[1] if scores else None
 
     def wait(self) -> None:
-        """Returns when everything is on disk. RunError, once, if a write failed."""
+        """Returns when everything is on disk. Raises RunError, once, if a write failed."""
         if self._pending is None:
             return
         step, future = self._pending
@@ -155,12 +172,12 @@ class Checkpoints:
                 self._pending = None
 
     def close(self) -> None:
-        """Waits, and ends the writing thread. RunError if the last write failed."""
+        """Waits, and ends the writing thread. Raises RunError if the last write failed."""
         try:
             self.wait()
         finally:
             self._writer.shutdown()
-            self._orbax.close()
+            self._handler.close()
 
     def _open(self) -> None:
         try:
@@ -171,33 +188,60 @@ class Checkpoints:
                 "choose a folder that you may write to, on a disk with space left."
             ) from error
         for step in self._folder.unfinished():
-            self._report(f"removing the unfinished checkpoint of step {step}: its writing was cut short")
+            self._report(f"removing the unfinished checkpoint of step {step}: its writing was interrupted")
         self._folder.clean_up()
 
     def _steps(self) -> list[int]:
         return [step for step in self._folder.steps() if step not in self._damaged]
 
-    def _write(
-        self, step: int, arrays: dict[str, np.ndarray], specs: dict[str, checkpoint_files.Spec], content: dict[str, Any]
-    ) -> None:
-        """In the writing thread."""
-        for name, array in arrays.items():
-            specs[name]["sha256"] = checkpoint_files.digest(array)
-        sealed = checkpoint_files.seal({**content, "leaves": specs})
-        filled = {name: array for name, array in arrays.items() if array.size}  # Orbax refuses empty arrays
-        items = ocp.args.Composite(state=ocp.args.StandardSave(filled), manifest=ocp.args.JsonSave(sealed))
-        for damaged in self._damaged:
-            self._folder.set_aside(damaged)
-        self._damaged.clear()
+    def _candidates(self, which: Which) -> list[int]:
+        """Returns the steps to try, in this order."""
+        steps = self._steps()
+        if which == "last":
+            return steps[::-1]
+        step = self.best_step() if which == "best" else int(which)
+        if step in steps:
+            return [step]
+        missing = f"checkpoint with a {self._best_metric}" if which == "best" else f"checkpoint of step {step}"
+        there = ", ".join(map(str, steps)) or "none"
+        raise RunError(f"{self._folder.path} has no {missing}; the steps there are: {there}.")
+
+    def _write(self, step: int, copies: dict[str, Any], content: dict[str, Any], copied: threading.Event) -> None:
+        """Writes a checkpoint, in the writing thread of each process."""
+        agree = self._writer_exchange
         try:
             with _orbax_silent():
-                self._orbax.save(self._folder.unfinished_path(step), items)
-            self._folder.finish(step)
+                _agreed(agree, lambda: self._make_room(step))
+                self._damaged.clear()
+                _agreed(agree, lambda: self._write_arrays(step, copies, copied))
+                _agreed(agree, lambda: self._finish(step, content))
         except Exception:
-            self._folder.clean_up()  # room on a full disk
+            if distributed.is_primary():
+                self._folder.clean_up()  # room on a full disk
             raise
-        self._scores[step] = content["metrics"].get(self._best_metric)
-        self._prune()
+        finally:
+            copied.set()
+
+    def _make_room(self, step: int) -> None:
+        if distributed.is_primary():
+            for damaged in self._damaged:
+                self._folder.set_aside(damaged)
+            (self._folder.unfinished_path(step) / STATE).mkdir(parents=True)
+
+    def _write_arrays(self, step: int, copies: dict[str, Any], copied: threading.Event) -> None:
+        filled = {name: array for name, array in copies.items() if array.size}  # Orbax refuses empty arrays
+        path = epath.Path(self._folder.unfinished_path(step) / STATE)
+        writes = asyncio.run(self._handler.async_save(path, args=ocp.args.PyTreeSave(filled))) if filled else []
+        copied.set()
+        for write in writes or ():
+            write.result()
+
+    def _finish(self, step: int, content: dict[str, Any]) -> None:
+        if distributed.is_primary():
+            self._handler.finalize(epath.Path(self._folder.unfinished_path(step) / STATE))  # one index of all shards
+            self._folder.finish(step, content)
+            self._scores[step] = content["metrics"].get(self._best_metric)
+            self._prune()
 
     def _prune(self) -> None:
         steps = self._steps()
@@ -206,57 +250,81 @@ class Checkpoints:
                 self._folder.discard(step)
 
     def _read(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-        self._folder.check(step)
-        content = self._read_manifest(step)
+        part = slice(jax.process_index(), None, jax.process_count())
+        _agreed(self._exchange, lambda: self._folder.check(step, part))
+        content = self._folder.manifest(step)
         specs, leaves = content["leaves"], checkpoint_files.named_leaves(like)
-        found = checkpoint_files.difference(
+        different = checkpoint_files.difference(
             specs, {name: checkpoint_files.spec_of(leaf) for name, leaf in leaves.items()}
         )
-        if found:
+        if different:
             raise RunError(
-                f"the checkpoint of step {step} in {self._folder.path} is of another model or optimizer: {found}. "
-                "Nothing was changed there; use the settings it was made with, or choose another folder."
+                f"the checkpoint of step {step} in {self._folder.path} is of another model or optimizer: {different}. "
+                "Nothing was changed there; use the settings it was written with, or choose another folder."
             )
-        data = self._read_arrays(step, {name: checkpoint_files.target(leaf) for name, leaf in leaves.items()})
-        for name, array in data.items():
-            if checkpoint_files.digest(np.asarray(array)) != specs[name]["sha256"]:
-                raise ValueError(f"'{name}' does not match its SHA-256")
+        targets = {name: checkpoint_files.target(leaf) for name, leaf in leaves.items()}
+        data = _agreed(self._exchange, lambda: self._read_arrays(step, targets))
+        _check_arrays(data, specs)
         restored = [checkpoint_files.from_data(data[name], specs[name]) for name in leaves]
         return jax.tree.unflatten(jax.tree.structure(like), restored), content["meta"]
 
-    def _read_manifest(self, step: int) -> dict[str, Any]:
-        items = ocp.args.Composite(manifest=ocp.args.JsonRestore())
-        content = checkpoint_files.unseal(self._orbax.restore(self._folder.of(step), items).manifest)
-        if content["step"] != step:
-            raise ValueError(f"its manifest is of step {content['step']}")
-        return content
-
     def _read_arrays(self, step: int, targets: dict[str, Any]) -> dict[str, Any]:
+        """Returns the arrays, of which each process reads the parts that its devices need."""
         filled = {name: target for name, target in targets.items() if target.size}
-        items = ocp.args.Composite(state=ocp.args.StandardRestore(filled))
-        restored = self._orbax.restore(self._folder.of(step), items).state
+        restored = {}
+        if filled:
+            how = ocp.checkpoint_utils.construct_restore_args(filled)
+            arguments = ocp.args.PyTreeRestore(item=filled, restore_args=how)
+            restored = self._handler.restore(epath.Path(self._folder.of(step) / STATE), args=arguments)
         return {
             name: restored[name] if target.size else checkpoint_files.empty(target) for name, target in targets.items()
         }
 
     def _stored_score(self, step: int) -> float | None:
         try:
-            return self._read_manifest(step)["metrics"].get(self._best_metric)
-        except Exception:  # damaged: restore says so if it comes to that
+            return self._folder.manifest(step)["metrics"].get(self._best_metric)
+        except Exception:  # damaged or of another version: restore reports it if it comes to that
             return None
+
+    def _of_primary(self, value: Any) -> Any:
+        """Returns the first process's value, which JSON can hold: a shared disk may show each its own state."""
+        return json.loads(self._exchange(json.dumps(value))[0])
 
     def _write_failed(self, step: int, error: Exception) -> str:
         latest = self.latest_step()
         safe = "No checkpoint is there yet" if latest is None else f"The checkpoint of step {latest} is safe"
         return (
             f"the checkpoint of step {step} could not be written to {self._folder.path} ({_short(error)}). "
-            f"{safe}. Make room on the disk, or make the folder writable, and run the same command again to go on."
+            f"{safe}. Make room on the disk, or make the folder writable, and run the same command again to resume."
         )
+
+
+def _agreed(exchange: distributed.Exchange, work: Callable[[], T]) -> T:
+    """Returns what ``work`` does in this process, or raises in all processes what went wrong in any of them."""
+    result, failure = None, None
+    try:
+        result = work()
+    except Exception as error:
+        failure = error
+    messages = exchange("" if failure is None else _short(failure))
+    if failure is not None:
+        raise failure
+    for index, message in enumerate(messages):
+        if message:
+            raise RuntimeError(f"process {index}: {message}")
+    return result  # type: ignore[return-value]
+
+
+def _check_arrays(data: dict[str, Any], specs: dict[str, Spec]) -> None:
+    sums = {name: checksum.checksum(array) for name, array in data.items()}  # all under way before the first is read
+    for name, value in sums.items():
+        if checksum.as_text(value) != specs[name]["checksum"]:
+            raise ValueError(f"'{name}' does not match its checksum")
 
 
 @contextlib.contextmanager
 def _orbax_silent() -> Iterator[None]:
-    """Orbax logs the traceback of a failed write from each of its threads, and raises it too; once is enough."""
+    """Drops Orbax's log: it logs the traceback of a failed write from each of its threads, and raises it too."""
     logger = logging.getLogger("absl")
 
     def not_from_orbax(record: logging.LogRecord) -> bool:
@@ -270,58 +338,6 @@ def _orbax_silent() -> Iterator[None]:
 
 
 def _short(error: BaseException) -> str:
-    """The first line of an error. Of a long one the end: TensorStore says what it was doing, then what went wrong."""
+    """Returns an error's first line; of a long one the end, where TensorStore says what went wrong."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return line if len(line) <= 200 else "… " + line[-150:]
-
-
-NONE = -1
-
-
-class SharedCheckpoints:
-    """Like ``Checkpoints``; every process has to make the same calls."""
-
-    def __init__(self, open_folder: Callable[[], Checkpoints]) -> None:
-        self._folder = open_folder() if distributed.first() else None
-
-    def save(self, step: int, state: Any, meta: dict[str, Any], metrics: dict[str, float] | None = None) -> None:
-        whole = jax.tree.map(_to_host, state)
-        if self._folder:
-            self._folder.save(step, whole, meta, metrics)
-
-    def restore(self, like: Any) -> tuple[int, Any, dict[str, Any]] | None:
-        blank = jax.tree.map(lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), like)
-        found = self._folder.restore(blank) if self._folder else None
-        step, state, meta = found or (NONE, blank, {})
-        step, meta = distributed.handed_on_json([step, meta])
-        if step == NONE:
-            return None
-        return (
-            step,
-            jax.tree.map(lambda array, leaf: _spread(distributed.handed_on(array), leaf.sharding), state, like),
-            meta,
-        )
-
-    def wait(self) -> None:
-        if self._folder:
-            self._folder.wait()
-
-    def close(self) -> None:
-        if self._folder:
-            self._folder.close()
-
-
-def _to_host(array: jax.Array) -> np.ndarray:
-    """The whole array; where it is cut over processes, whole on the devices too for as long as the copy takes."""
-    if isinstance(array.sharding, NamedSharding) and not array.is_fully_replicated:
-        array = _gather(array.sharding.mesh)(array)
-    return np.asarray(array.addressable_data(0))
-
-
-@functools.cache  # so that a shape compiles once, and not at every save
-def _gather(mesh: jax.sharding.Mesh) -> Callable[[jax.Array], jax.Array]:
-    return jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))
-
-
-def _spread(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])

@@ -1,8 +1,8 @@
-"""What a run measured: ``metrics.jsonl`` for programs and people, event files for TensorBoard.
+"""The metrics of a run: ``metrics.jsonl`` for programs and people, event files for TensorBoard.
 
 A line of ``metrics.jsonl`` is ``{"step": 50, "split": "train", "loss": 0.25, …}``. Floats are written so that they
-read back as the same bits, and equal runs give equal bytes; times go under names that end in ``_seconds`` or
-``_per_second``, to be left aside when runs are compared. JSON has no NaN and no infinity: both are ``null`` there,
+read back as the same bits, and equal runs give equal bytes; times have names that end in ``_seconds`` or
+``_per_second``, to be left out when runs are compared. JSON has no NaN and no infinity: both are ``null`` there,
 and read back as NaN.
 """
 
@@ -15,7 +15,7 @@ import os
 import pathlib
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from looksam.trainer.run_directory import RunError
 
@@ -26,18 +26,24 @@ EVENTS = "events.out.tfevents"
 class MetricsLog:
     """Appends to the metrics in a run's folder; every line is handed to the system before ``write`` returns.
 
-    A run that goes on from a checkpoint calls ``cut_back`` first.
+    A run that resumes from a checkpoint calls ``cut_back`` first.
+
+    Args:
+        directory: the run's folder.
+        enabled: write; not so in all processes of a run but the first.
     """
 
-    def __init__(self, directory: pathlib.Path) -> None:
-        self._directory = pathlib.Path(directory)
+    def __init__(self, directory: pathlib.Path, *, enabled: bool = True) -> None:
+        self._directory, self._enabled = pathlib.Path(directory), enabled
         self._path = self._directory / NAME
         self._file: io.BufferedWriter | None = None
         self._events: _Events | None = None
         self._purge_from: int | None = None
 
-    def write(self, step: int, split: Literal["train", "test"], values: Mapping[str, Any]) -> None:
-        """Add a line. Values are numbers: Python's, or scalar arrays."""
+    def write(self, step: int, split: str, values: Mapping[str, Any]) -> None:
+        """Adds a line. Values are numbers: Python's, or scalar arrays."""
+        if not self._enabled:
+            return
         scalars = {name: _number(name, value) for name, value in values.items()}
         finite = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
         line = json.dumps({"step": int(step), "split": split, **finite}, allow_nan=False) + "\n"
@@ -51,7 +57,9 @@ class MetricsLog:
             self._events.write(step, {f"{split}/{name}": value for name, value in scalars.items()})
 
     def cut_back(self, step: int) -> None:
-        """Forget what was measured after ``step``, and a last line that a kill left torn."""
+        """Forgets what was measured after ``step``, and a last line that a kill left incomplete."""
+        if not self._enabled:
+            return
         self.close()
         with self._stop_on_full_disk():
             self._purge_from = step + 1
@@ -80,25 +88,12 @@ class MetricsLog:
             self._file = self._events = None
             raise RunError(
                 f"metrics cannot be written to {self._path} ({error.strerror or error}). What was saved before is "
-                "safe; make room on the disk, or make the folder writable, and run the same command again to go on."
+                "safe; make room on the disk, or make the folder writable, and run the same command again to resume."
             ) from error
 
 
-class NoMetrics:
-    """In place of ``MetricsLog`` in the processes that do not write."""
-
-    def write(self, step: int, split: Literal["train", "test"], values: Mapping[str, Any]) -> None:
-        pass
-
-    def cut_back(self, step: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 def read_metrics(path: str | pathlib.Path) -> list[dict[str, Any]]:
-    """The lines of a ``metrics.jsonl``, or of the one in a run's folder, without a torn last one."""
+    """Returns the lines of a ``metrics.jsonl``, or of the one in a run's folder, without an incomplete last one."""
     path = pathlib.Path(path)
     path = path / NAME if path.is_dir() else path
     records = [record for _, record in _records(path, path.read_bytes())]
@@ -138,7 +133,7 @@ class _Events:
 
 
 def _records(path: pathlib.Path, data: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Each line with what it says. A last line without its end was torn by a kill, and is left out."""
+    """Yields each line with its record. A last line without its end was cut off by a kill, and is left out."""
     for number, line in enumerate(data.splitlines(keepends=True), start=1):
         if not line.endswith(b"\n"):
             return
@@ -164,7 +159,7 @@ def _replace(path: pathlib.Path, data: bytes) -> None:
 
 def _number(name: str, value: Any) -> int | float:
     if name in ("step", "split"):
-        raise ValueError(f"a value is called {name!r}, which every line has already; call it something else.")
+        raise ValueError(f"a value is called {name!r}, which every line has already; give it another name.")
     if isinstance(value, numbers.Integral):
         return int(value)
     if isinstance(value, str):

@@ -1,10 +1,14 @@
-"""How far a run is: one line that moves on a terminal, now and then a line of text anywhere else."""
+"""The progress of a run: a bar by Rich on a terminal, and a line of text every ten seconds anywhere else."""
 
-import shutil
 import sys
 import time
 from collections.abc import Callable
 from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Column
 
 REDRAW_SECONDS = 0.1  # on a terminal
 LINE_SECONDS = 10.0  # elsewhere
@@ -12,14 +16,14 @@ BAR_WIDTH = 20
 
 
 class Progress:
-    """Shows where a run is, what it measures (accuracies in percent), how fast it is and how long it will take.
+    """Shows where a run is, its metrics (accuracies in percent), how fast it is and how long it will take.
 
     Args:
         total_steps: the run's last step.
-        start_step: the step it goes on from.
-        images_per_step: shows images a second; steps a second without it.
+        start_step: the step it resumes from.
+        images_per_step: shows images per second; steps per second without it.
         quiet: show nothing.
-        stream: where to; stderr if not given.
+        stream: where to show it; stderr if not given.
         clock: seconds, for tests.
     """
 
@@ -34,51 +38,61 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total, self._images, self._quiet, self._clock = total_steps, images_per_step, quiet, clock
-        self._stream = sys.stderr if stream is None else stream
-        self._terminal = self._stream.isatty()
+        self._console = _Console(file=stream or sys.stderr, highlight=False, markup=False, emoji=False)
+        self._terminal = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._bar: Bar | None = None
         self._started = self._last = (start_step, clock())  # (step, time)
         self._first = True
         self._shown = clock()
-        self._open_line = False
-        self._rate = 0.0  # steps a second between the last two updates
+        self._rate = 0.0  # steps per second between the last two updates
 
     def update(self, step: int, **numbers: float) -> None:
-        """Training is at this step. Draws only as often as one can read."""
+        """Shows that training is at this step, only as often as one can read."""
         now = self._clock()
         if step > self._last[0] and now > self._last[1]:
             self._rate = (step - self._last[0]) / (now - self._last[1])
-        if self._first:  # compilation lies before it, and says nothing about the time left
+        if self._first:  # compilation came before it, and says nothing about the time left
             self._started, self._first = (step, now), False
         self._last = (step, now)
         if step >= self._total or now - self._shown >= (REDRAW_SECONDS if self._terminal else LINE_SECONDS):
             self._shown = now
-            self._draw(step, now, numbers)
+            self._show(step, self._text(step, now, numbers))
             if step >= self._total:
                 self.close()
 
-    def evaluated(self, step: int, **numbers: float) -> None:
-        """The model was evaluated: a line that stays, on a terminal too."""
-        self._erase()
-        self._print(f"step {step}/{self._total}  test {_listed(numbers)}\n")
+    def evaluated(self, step: int, split: str, **numbers: float) -> None:
+        """Shows an evaluation of the model on ``split``, as a line that stays, on a terminal too."""
+        self._print(f"step {step}/{self._total}  {split} {_listed(numbers)}")
         self._last = (self._last[0], self._clock())  # the evaluation is not a slow training step
 
     def close(self) -> None:
-        """Leave the cursor on a fresh line."""
-        if self._open_line:
-            self._print("\n")
-            self._open_line = False
+        """Leaves the cursor on a fresh line."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
 
-    def _draw(self, step: int, now: float, numbers: dict[str, float]) -> None:
-        text = "  ".join(filter(None, [_listed(numbers), self._speed(), self._time_left(step, now)]))
-        where = f"step {step}/{self._total}"
+    def _show(self, step: int, text: str) -> None:
         if not self._terminal:
-            self._print(f"{where}  {text}\n")
-            return
-        filled = BAR_WIDTH * step // max(self._total, 1)
-        line = f"[{'=' * filled}{' ' * (BAR_WIDTH - filled)}] {where}  {text}"
-        self._erase()
-        self._print(line[: shutil.get_terminal_size().columns - 1])
-        self._open_line = True
+            self._print(text)
+        elif not self._quiet:
+            self._bar = self._bar or self._open_bar(text)
+            self._bar.update(self._bar.task_ids[0], completed=step, description=text)
+            self._bar.refresh()
+
+    def _open_bar(self, description: str) -> Bar:
+        text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
+        bar = Bar(BarColumn(BAR_WIDTH), text, console=self._console, auto_refresh=False, redirect_stdout=False)
+        bar.add_task(description, total=self._total)
+        bar.start()
+        return bar
+
+    def _print(self, text: str) -> None:
+        if not self._quiet:
+            self._console.print(text, soft_wrap=True)
+
+    def _text(self, step: int, now: float, numbers: dict[str, float]) -> str:
+        parts = f"step {step}/{self._total}", _listed(numbers), self._speed(), self._time_left(step, now)
+        return "  ".join(filter(None, parts))
 
     def _speed(self) -> str:
         if not self._rate:
@@ -93,15 +107,10 @@ class Progress:
         hours, minutes = divmod(minutes, 60)
         return f"{hours}:{minutes:02}:{rest:02} left" if hours else f"{minutes}:{rest:02} left"
 
-    def _erase(self) -> None:
-        if self._open_line:
-            self._print("\r\x1b[K")
-            self._open_line = False
 
-    def _print(self, text: str) -> None:
-        if not self._quiet:
-            self._stream.write(text)
-            self._stream.flush()
+class _Console(Console):
+    def show_cursor(self, show: bool = True) -> bool:
+        return False  # Rich would hide it, and a killed run leave it hidden
 
 
 def _listed(numbers: dict[str, float]) -> str:

@@ -12,6 +12,7 @@ import optax
 
 from looksam.analysis import measure
 from looksam.arguments import ArgumentError
+from looksam.trainer.checkpoints import Which
 from looksam.trainer.data import Encoded, Images, eval_batches
 from looksam.trainer.data.transforms.augment import normalize
 from looksam.trainer.loop import restored
@@ -28,7 +29,7 @@ def analyze_run(
     images: int | None = None,
     rho: float | None = None,
     eigenvalues: int = 3,
-    checkpoint: str | int = "last",
+    checkpoint: Which = "last",
     report: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Measure how flat the loss is around a checkpoint of a run; the numbers, with None where one is not finite.

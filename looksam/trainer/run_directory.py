@@ -1,39 +1,39 @@
-"""Failures of a run that are for its user to read.
+"""The folder of a run: whose run it holds, in ``recipe.json``, and the errors that a run's user reads.
 
-Whose run a folder holds, and that all processes of a run mean the same one.
+``recipe.json`` is ``{"version": 1, "recipe": {…}}``: every setting of the run, as resolved.
 """
 
+import json
 import math
 import pathlib
+from typing import Any
 
 import jax
 
 from looksam.trainer.recipe import Recipe, differences
 
-
-class RunError(RuntimeError):
-    """A run cannot go on. The message says what happened, what is safe, and how to go on."""
-
-
-# how far, where from and by how many hands: what does not change any step or line of metrics
+NAME = "recipe.json"
+VERSION = 1
+# how far, where from and by how many workers: what does not change any step or line of metrics
 FREE_TO_CHANGE = ("steps", "workers", "data_dir", "download", "checkpoint_every", "keep_checkpoints")
 # what changes a step by rounding alone (and the statistics of BatchNorm, which are of a micro-batch)
 FREE_TO_ROUND = ("mesh", "microbatch")
 
 
+class RunError(RuntimeError):
+    """A run cannot continue. The message says what happened, what is safe, and how to resume."""
+
+
 def claim(directory: pathlib.Path, recipe: Recipe) -> pathlib.Path:
-    """Make the folder this recipe's own, or refuse one that holds another's run."""
-    recipe, saved = _counted(recipe), directory / "recipe.json"
+    """Makes the folder this recipe's own. Raises RunError where it holds the run of another recipe."""
+    recipe = _with_group_count(recipe)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        if not saved.exists():
-            partial = directory / "recipe.json.partial"
-            partial.write_text(recipe.to_json())
-            partial.rename(saved)
+        if not (directory / NAME).exists():
+            write_recipe(directory, recipe)
     except OSError as error:
         raise RunError(f"cannot write to {directory}: {error.strerror}; pass another --run-dir.") from error
-    theirs = read_recipe(directory)
-    changes = changes_between(recipe, theirs, FREE_TO_CHANGE + FREE_TO_ROUND)
+    changes = changes_between(recipe, read_recipe(directory), FREE_TO_CHANGE + FREE_TO_ROUND)
     if changes:
         raise RunError(
             f"{directory} holds a run of another recipe ({changes}); pass another --run-dir, or its settings."
@@ -41,20 +41,51 @@ def claim(directory: pathlib.Path, recipe: Recipe) -> pathlib.Path:
     return directory
 
 
-def _counted(recipe: Recipe) -> Recipe:
-    """With the number of groups in place of "device": on other devices that would be another number."""
+def _with_group_count(recipe: Recipe) -> Recipe:
+    """Returns the recipe with a number in place of groups="device", which other devices would make another number."""
     if recipe.groups != "device":
         return recipe
     return recipe.replace(groups=math.prod(recipe.mesh_sizes() or (jax.device_count(),)))
 
 
+def write_recipe(directory: pathlib.Path, recipe: Recipe) -> None:
+    """Writes ``recipe.json``, whole or not at all."""
+    partial = directory / f"{NAME}.partial"
+    partial.write_text(json.dumps({"version": VERSION, "recipe": recipe.to_dict()}, indent=1) + "\n")
+    partial.rename(directory / NAME)
+
+
 def read_recipe(directory: pathlib.Path) -> Recipe:
-    path = directory / "recipe.json"
+    """Returns the recipe of the run in a folder. Raises RunError where there is none, or one of another version."""
+    path = pathlib.Path(directory) / NAME
     if not path.exists():
         raise RunError(f"{directory} holds no run: there is no recipe.json; pass the folder of `looksam train`.")
-    return Recipe.from_json(path.read_text())
+    try:
+        stored = json.loads(path.read_text())
+    except ValueError as error:
+        raise RunError(f"{path} is damaged: it is not JSON ({error}); start in a new --run-dir.") from error
+    version = stored.get("version") if isinstance(stored, dict) else None
+    check_version(str(path), version, VERSION, "start in a new --run-dir")
+    return Recipe.from_json(json.dumps(stored["recipe"]))
+
+
+def check_version(what: str, version: Any, ours: int, otherwise: str) -> None:
+    """Raises RunError, with both versions and the fix, where a file's format is not the one that is read here."""
+    if version == ours:
+        return
+    if version is None:
+        raise RunError(
+            f"{what} has no format version: it was written before formats carried one, and this looksam reads version "
+            f"{ours}. Read it with the looksam that wrote it, or {otherwise}."
+        )
+    age, fix = ("a newer", "upgrade looksam") if version > ours else ("an older", "install the looksam that wrote it")
+    raise RunError(
+        f"{what} has format version {version}, written by {age} looksam, and this one reads version {ours}; "
+        f"{fix}, or {otherwise}."
+    )
 
 
 def changes_between(ours: Recipe, theirs: Recipe, free: tuple[str, ...]) -> str:
+    """Returns the settings that differ between two recipes, besides those that may, as text for a message."""
     pairs = {name: pair for name, pair in differences(ours, theirs).items() if name not in free}
     return ", ".join(f"{name}: {there!r} there, {here!r} here" for name, (here, there) in pairs.items())

@@ -15,6 +15,7 @@ from looksam.experiments.report.section import Heatmap
 from looksam.trainer import evaluate_run, run
 from looksam.trainer.checkpoints import Checkpoints
 from looksam.trainer.recipe import Recipe
+from looksam.trainer.run_directory import write_recipe
 from looksam.trainer.training import Training
 
 RECIPE = Recipe(mesh="data=1", batch_size=200, epochs=2, method="look_sam", rho=0.2, k=3, learning_rate=0.05)
@@ -194,13 +195,13 @@ def test_a_folder_without_a_run(cli, tmp_path):
 
 
 def test_a_run_without_a_checkpoint(cli, tmp_path):
-    (tmp_path / "recipe.json").write_text(RECIPE.to_json())
+    write_recipe(tmp_path, RECIPE)
     code, _, err = cli("analyze", tmp_path)
     assert (code, "has no checkpoint yet; train longer" in err) == (1, True)
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.json"]
 
 
 def test_a_recipe_without_a_radius(cli, tmp_path):
-    (tmp_path / "recipe.json").write_text(RECIPE.replace(rho=0.0).to_json())
+    write_recipe(tmp_path, RECIPE.replace(rho=0.0))
     code, _, err = cli("analyze", tmp_path)
     assert (code, "the recipe's rho is 0.0, a ball without inside; pass --rho" in err) == (2, True)

@@ -17,6 +17,7 @@ from looksam.experiments import full
 from looksam.experiments.registry import EXPERIMENTS
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.recipes import Listing, find
+from looksam.trainer.run_directory import read_recipe
 
 TABLES = pathlib.Path(looksam.trainer.recipes.__file__).parent / "paper_tables"
 SMALL = Recipe(validation=None, train_limit=200, batch_size=100, epochs=1, method="sam")
@@ -170,14 +171,14 @@ def test_full_scale_is_trained_and_goes_on(cli, tmp_path, shrunk):
     stored = json.loads((tmp_path / "out/drift/full.json").read_text())
     ((name, (first, second)),) = stored["test_accuracy"].items()
     assert name == "vit_b16-sam" and stored["scale"] == "full" and stored["commit"]
-    recipes = [Recipe.from_json(path.read_text()) for path in sorted((tmp_path / "out").rglob("recipe.json"))]
+    recipes = [read_recipe(path.parent) for path in sorted((tmp_path / "out").rglob("recipe.json"))]
     assert recipes == [SMALL.replace(seed=seed, mesh="data=1") for seed in (0, 1)]
     error = abs(first - second) / 2  # of two: half of what lies between them
     line = f"{(first + second) / 2:.2f} ± {error:.2f}"
     assert f"| vit_b16-sam | {line} | 79.8 |" in (tmp_path / "out/drift/full.md").read_text() and line in out
     again = cli(*arguments)
     assert again[0] == 0 and again[1] == out
-    assert again[2].count("going on from step 2") == 2  # nothing is trained anew
+    assert again[2].count("resuming from step 2") == 2  # nothing is trained anew
     assert json.loads((tmp_path / "out/drift/full.json").read_text()) == stored
 
 

@@ -60,12 +60,12 @@ def work(folder: pathlib.Path) -> None:
         name = f"{rule} {mesh} {microbatch}"
         found[f"{name}/losses"] = np.array(trained.losses)
         found |= {f"{name}/{i}": array for i, array in enumerate(jax.tree.leaves(trained.state))}
-    if distributed.first():
+    if distributed.is_primary():
         np.savez(folder / "found.npz", **found)
 
 
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
     address, index, folder = sys.argv[1:]
-    with distributed.joined(distributed.Meeting(address, COUNT, int(index))):
+    with distributed.joined(distributed.DistributedConfig(address, COUNT, int(index))):
         work(pathlib.Path(folder))

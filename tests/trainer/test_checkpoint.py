@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from looksam.trainer import checkpoint_files
+from looksam.trainer import checkpoint_files, checksum
 from looksam.trainer.checkpoints import Checkpoints
 from looksam.trainer.run_directory import RunError
 
@@ -112,14 +112,30 @@ def test_shardings_of_like_are_used(saved):
     checkpoints.close()
 
 
-def test_digest_is_of_dtype_shape_and_bytes():
+def text_of(array):
+    return checksum.as_text(checksum.checksum(array))
+
+
+def test_checksum_is_of_dtype_shape_and_bits():
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    assert checkpoint_files.digest(array) == hashlib.sha256(b"float32(2, 3)" + array.tobytes()).hexdigest()
-    others = [array.reshape(3, 2), array.view(np.int32), array + np.float32(1), np.asfortranarray(array).T]
-    assert len({checkpoint_files.digest(other) for other in [array, *others]}) == 5
-    assert checkpoint_files.digest(np.asfortranarray(array)) == checkpoint_files.digest(
-        array
-    )  # memory order is not content
+    others = [array.reshape(3, 2), array.view(np.int32), array + np.float32(1), np.asfortranarray(array).T, -array]
+    others += [array[::-1], array[:, ::-1], np.where(array == 0, np.float32(-0.0), array)]
+    assert len({text_of(other) for other in [array, *others]}) == 9
+    assert text_of(np.asfortranarray(array)) == text_of(array)  # memory order is not content
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "bfloat16", "float32", "float64", "int64", "complex64"])
+def test_checksum_sees_every_bit_and_no_sharding(dtype):
+    data = np.random.default_rng(0).integers(0, 2, size=(16, 4)).astype(jnp.dtype(dtype))
+    expected = text_of(data)
+    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    for axes in [(), ("a",), ("b", "a"), (("a", "b"),)]:
+        assert text_of(jax.device_put(data, jax.NamedSharding(mesh, jax.P(*axes)))) == expected
+    assert text_of(jnp.asarray(data)) == expected
+    for bit in range(8 * data.itemsize if dtype != "bool" else 1):
+        changed = data.copy()
+        changed.reshape(-1)[5:6].view(np.uint8)[bit // 8] ^= 1 << bit % 8
+        assert text_of(changed) != expected, bit
 
 
 def test_state_is_free_once_save_returns(tmp_path):
@@ -181,7 +197,7 @@ def relist(directory):
 
 
 def change_meta(directory):
-    path = directory / "manifest" / "metadata"
+    path = directory / "manifest.json"
     path.write_text(path.read_text().replace('"epoch": 2', '"epoch": 3'))
     relist(directory)
 
@@ -206,19 +222,19 @@ def test_arrays_other_than_those_saved_are_found(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path, keep=2, report=lines.append)
     checkpoints.save(1, {"a": np.arange(3), "b": np.arange(4)}, {})
     checkpoints.wait()
-    with monkeypatch.context() as patch:  # as if a bit had fallen over between the digest and the disk
+    with monkeypatch.context() as patch:  # as if a bit had flipped between the checksum and the disk
         patch.setattr(
-            checkpoint_files, "digest", lambda array, right=checkpoint_files.digest: right(array + (array.size == 4))
+            checkpoint_files, "checksum", lambda array, right=checksum.checksum: right(array + (array.size == 4))
         )
         checkpoints.save(2, {"a": np.arange(3), "b": np.arange(4)}, {})
         checkpoints.wait()
     assert checkpoints.restore({"a": np.zeros(3, np.int64), "b": np.zeros(4, np.int64)})[0] == 1
-    assert "'b' does not match its SHA-256" in lines[0]
+    assert "'b' does not match its checksum" in lines[0]
     checkpoints.close()
 
 
-def test_a_run_goes_on_past_a_damaged_checkpoint(copy):
-    flip_one(copy / "2" / "manifest" / "metadata")
+def test_a_run_resumes_past_a_damaged_checkpoint(copy):
+    flip_one(copy / "2" / "manifest.json")
     lines: list[str] = []
     checkpoints = Checkpoints(copy, keep=2, report=lines.append)
     assert checkpoints.restore(abstract(make_state(0)))[0] == 1
@@ -232,9 +248,9 @@ def test_a_run_goes_on_past_a_damaged_checkpoint(copy):
 
 def test_no_good_checkpoint_stops_the_run(copy):
     for step in "12":
-        truncate(copy / step / "manifest" / "metadata")
+        truncate(copy / step / "manifest.json")
     checkpoints = Checkpoints(copy, keep=2, report=lambda line: None)
-    with pytest.raises(RunError, match=r"(?s)no checkpoint .* can be used:.*step 2: .*metadata.*step 1: .*step 0"):
+    with pytest.raises(RunError, match=r"(?s)no checkpoint .* can be used:.*step 2: .*manifest.json.*step 1: .*step 0"):
         checkpoints.restore(abstract(make_state(0)))
     checkpoints.close()
     assert names(copy) == {"1", "2"}
@@ -269,4 +285,42 @@ def test_another_model_is_named(saved, change, words):
     checkpoints = Checkpoints(saved, keep=2, read_only=True)
     with pytest.raises(RunError, match=words):
         checkpoints.restore(abstract(change(make_state(0))))
+    checkpoints.close()
+
+
+def with_version(directory, version):
+    """Rewrites a checkpoint as if another version of the format had written it."""
+    path = directory / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["version"] = version
+    path.write_text(json.dumps({name: value for name, value in manifest.items() if value is not None}))
+    relist(directory)
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        (2, "step 2 in .* has format version 2, written by a newer looksam, and this one reads version 1; upgrade"),
+        (0, "step 2 in .* has format version 0, written by an older looksam, and this one reads version 1; install"),
+        (None, "step 2 in .* has no format version: .* reads version 1. Read it with the looksam that wrote it, or"),
+    ],
+)
+def test_another_version_of_the_format_is_named(copy, version, words):
+    with_version(copy / "2", version)
+    checkpoints = Checkpoints(copy, keep=2)
+    with pytest.raises(RunError, match=words):
+        checkpoints.restore(abstract(make_state(0)))
+    checkpoints.close()
+    assert names(copy) == {"1", "2"}
+
+
+def test_checkpoints_from_before_versions_are_named(copy):
+    """Those had their manifest elsewhere."""
+    (copy / "2" / "manifest.json").rename(copy / "2" / "metadata")
+    listed = json.loads((copy / "2" / "files.json").read_text())
+    listed["metadata"] = listed.pop("manifest.json")
+    (copy / "2" / "files.json").write_text(json.dumps(listed))
+    checkpoints = Checkpoints(copy, keep=2, read_only=True)
+    with pytest.raises(RunError, match="has no format version"):
+        checkpoints.restore(abstract(make_state(0)))
     checkpoints.close()

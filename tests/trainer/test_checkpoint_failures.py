@@ -25,7 +25,9 @@ def test_the_last_and_the_best_are_kept(tmp_path):
     assert names(tmp_path) == {"2", "5", "6"}  # the first of equals; NaN is never the best
     checkpoints = Checkpoints(tmp_path, keep=1)  # the scores are on disk
     assert (checkpoints.best_step(), checkpoints.latest_step()) == (2, 6)
-    assert checkpoints.restore({"a": np.arange(2)}, step=2)[0] == 2
+    assert checkpoints.restore({"a": np.arange(2)}, 2)[0] == checkpoints.restore({"a": np.arange(2)}, "best")[0] == 2
+    with pytest.raises(RunError, match="has no checkpoint of step 3; the steps there are: 2, 5, 6"):
+        checkpoints.restore({"a": np.arange(2)}, 3)
     checkpoints.save(7, {"a": np.arange(7)}, {}, {"other": 1.0})
     checkpoints.wait()
     assert names(tmp_path) == {"2", "7"}
@@ -38,6 +40,8 @@ def test_nothing_saved_is_none(tmp_path):
     checkpoints = Checkpoints(tmp_path / "new" / "folder", keep=1)
     assert checkpoints.latest_step() is None and checkpoints.best_step() is None
     assert checkpoints.restore({"a": np.zeros(1)}) is None
+    with pytest.raises(RunError, match="has no checkpoint with a test_accuracy; the steps there are: none"):
+        checkpoints.restore({"a": np.zeros(1)}, "best")
     checkpoints.close()
     reader = Checkpoints(tmp_path / "elsewhere", keep=1, read_only=True)
     assert reader.restore({"a": np.zeros(1)}) is None and not (tmp_path / "elsewhere").exists()
@@ -65,7 +69,7 @@ def test_steps_go_up(tmp_path):
         ({"a": np.zeros(1)}, {"x": np.zeros(1)}, TypeError, "meta cannot be written as JSON"),
     ],
 )
-def test_what_cannot_be_saved_is_said_at_once(tmp_path, state, meta, error, words):
+def test_what_cannot_be_saved_is_reported_at_once(tmp_path, state, meta, error, words):
     checkpoints = Checkpoints(tmp_path, keep=1)
     with pytest.raises(error, match=words):
         checkpoints.save(1, state, meta)
@@ -80,25 +84,26 @@ import numpy as np
 from looksam.trainer.checkpoints import Checkpoints
 
 directory, moment = pathlib.Path(sys.argv[1]), sys.argv[2]
-rename, seen = os.rename, []
-
-def killing_rename(source, target, **options):
-    seen.append(pathlib.Path(target).name)
-    if (moment == "first" and step == 2) or (moment == "last" and seen[-1] == "2"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return rename(source, target, **options)
-
-os.rename = os.replace = killing_rename
 checkpoints = Checkpoints(directory, keep=2)
+
+def killing(at, work):
+    def working(*arguments, **options):
+        if moment == at and step == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return work(*arguments, **options)
+    return working
+
+checkpoints._handler.finalize = killing("arrays", checkpoints._handler.finalize)
+os.rename = os.replace = killing("all", os.rename)
 for step in (1, 2):
     checkpoints.save(step, {"a": np.full(1000, step)}, {})
     checkpoints.wait()
 """
 
 
-@pytest.mark.parametrize("moment", ["first", "last"])
+@pytest.mark.parametrize("moment", ["arrays", "all"])
 def test_a_kill_while_writing_leaves_the_one_before(tmp_path, moment):
-    """Killed when Orbax puts the first part in its place, and when all is written but not yet in place."""
+    """Killed when only the arrays are written, and when all is written but not yet in place."""
     directory = tmp_path / "checkpoints"
     child = subprocess.run([sys.executable, "-c", KILLED, str(directory), moment], capture_output=True, text=True)
     assert child.returncode == -signal.SIGKILL, child.stderr
@@ -153,8 +158,8 @@ def test_a_full_disk_stops_the_run_and_leaves_what_was_saved(small_disk, caplog)
         RunError, match=r"step 2 could not be written .*No space left.*\. The checkpoint of step 1 is safe\. Make room"
     ):
         checkpoints.wait()
-    checkpoints.wait()  # said once
-    assert caplog.records == []  # and by one voice
+    checkpoints.wait()  # reported once
+    assert caplog.records == []  # and nowhere else
     assert names(small_disk / "checkpoints") == {"1"}
     (small_disk / "filler").unlink()
     checkpoints.save(3, noise, {})
@@ -162,13 +167,13 @@ def test_a_full_disk_stops_the_run_and_leaves_what_was_saved(small_disk, caplog)
     checkpoints.close()
 
 
-def test_a_failed_write_is_told_by_the_next_save_and_by_close(tmp_path, monkeypatch):
+def test_a_failed_write_is_reported_by_the_next_save_and_by_close(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
 
-    def fail(*_):
+    async def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoints._orbax, "save", fail)
+    monkeypatch.setattr(checkpoints._handler, "async_save", fail)
     checkpoints.save(1, {"a": np.zeros(1)}, {})
     with pytest.raises(RunError, match=r"step 1 .*No space left on device.* No checkpoint is there yet"):
         checkpoints.save(2, {"a": np.zeros(1)}, {})

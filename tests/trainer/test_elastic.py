@@ -1,4 +1,4 @@
-"""A run goes on with other devices and micro-batches than it began with, on the same path, in float64."""
+"""A run resumes with other devices and micro-batches than it began with, on the same path, in float64."""
 
 import contextlib
 import json
@@ -51,14 +51,14 @@ def same_lines(ours, theirs):
 
 
 def test_a_run_moves_from_mesh_to_mesh(smooth, tmp_path):
-    whole, moved, told = tmp_path / "whole", tmp_path / "moved", []
+    whole, moved, reported = tmp_path / "whole", tmp_path / "moved", []
     run(RECIPE.replace(steps=END), whole, quiet=True)
     shutil.copytree(whole, moved)
     for step in (6, 9, END):
         shutil.rmtree(moved / "checkpoints" / str(step))
     for steps, mesh, microbatch in LEGS:
-        run(RECIPE.replace(steps=steps, mesh=mesh, microbatch=microbatch), moved, quiet=True, report=told.append)
-    assert told == [f"going on from step {step} in {moved}" for step in (START, 6, 9)]
+        run(RECIPE.replace(steps=steps, mesh=mesh, microbatch=microbatch), moved, quiet=True, report=reported.append)
+    assert reported == [f"resuming from step {step} in {moved}" for step in (START, 6, 9)]
     (step, ours, _), (whole_step, theirs, _) = state_of(moved), state_of(whole)
     assert step == whole_step == END
     assert theirs.params["in"].dtype == np.float64
@@ -70,18 +70,18 @@ def test_a_run_moves_from_mesh_to_mesh(smooth, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "words"),
     [
         ({"batch_size": 24}, "batch_size: 48 there, 24 here"),
         ({"mesh": "data=4"}, "groups: 8 there, 4 here"),
         ({"mesh": "auto", "groups": 4}, "groups: 8 there, 4 here"),
     ],
 )
-def test_another_path_is_refused(tmp_path, change, told):
+def test_another_path_is_refused(tmp_path, change, words):
     """Groups by device are another algorithm on another number of devices."""
     recipe = RECIPE.replace(mesh="data=8", groups="device")
     claim(tmp_path, recipe)
     claim(tmp_path, recipe)
     claim(tmp_path, RECIPE.replace(mesh="data=4", groups=8))  # the same eight, two on each of four devices
-    with pytest.raises(RunError, match=told):
+    with pytest.raises(RunError, match=words):
         claim(tmp_path, recipe.replace(**change))

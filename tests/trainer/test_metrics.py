@@ -1,9 +1,10 @@
-"""What a run says while it runs: metrics, progress, and how it is told to stop."""
+"""What a run reports while it trains: metrics, progress, and how it is asked to stop."""
 
 import io
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -65,7 +66,7 @@ def test_tensorboard_reads_the_event_files(tmp_path):
     assert curve(tmp_path, "test/loss") == [(2, 7.0)]
 
 
-def test_a_run_cut_back_and_taken_up_again_gives_the_same_bytes(tmp_path):
+def test_a_run_cut_back_and_resumed_gives_the_same_bytes(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     whole.mkdir()
     cut.mkdir()
@@ -155,6 +156,14 @@ def test_a_full_disk_stops_the_run(tmp_path):
         subprocess.run(["umount", str(disk)], check=True)
 
 
+def test_a_process_that_does_not_write_leaves_no_file(tmp_path):
+    log = MetricsLog(tmp_path, enabled=False)
+    log.cut_back(0)
+    log.write(1, "train", {"loss": 1.0})
+    log.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_missing_folder_stops_the_run(tmp_path):
     with pytest.raises(RunError, match=r"No such file or directory"):
         MetricsLog(tmp_path / "gone").write(1, "train", {"loss": 1.0})
@@ -179,7 +188,7 @@ def test_progress_in_plain_lines():
     for step in range(110, 400, 10):  # 4 s for the first update, 1 s for each of the others
         clock.now += 4 if step == 110 else 1
         progress.update(step, loss=2.0, accuracy=12.345)
-    progress.evaluated(400, loss=1.5, accuracy=50.0)
+    progress.evaluated(400, "test", loss=1.5, accuracy=50.0)
     clock.now += 100
     progress.update(1000, loss=1 / 3, accuracy=100.0)
     assert stream.getvalue().splitlines() == [
@@ -191,23 +200,46 @@ def test_progress_in_plain_lines():
     ]
 
 
+def drawn(stream):
+    """What Rich drew, one after another on the same line, without colours and the bar; and the lines that stay."""
+    text = re.sub("[━╺╸]+ *", "", re.sub("\x1b\\[[0-9;]*m", "", stream.getvalue()))
+    return text.split("\r\x1b[2K")
+
+
 def test_progress_on_a_terminal_is_one_line(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "90")
     clock, stream = Clock(), Terminal()
     progress = Progress(40, stream=stream, clock=clock)
     for step in (10, 20):
         clock.now += 3600
         progress.update(step, loss=0.5)
     progress.update(21, loss=0.5)  # too soon to be drawn
-    progress.evaluated(21, accuracy=7.0)
+    progress.evaluated(21, "validation", accuracy=7.0)
     progress.close()
-    first, second, rest = stream.getvalue().split("\r\x1b[K")
-    assert first == "[=====               ] step 10/40  loss 0.5  0.0 steps/s"
-    assert second == "[==========          ] step 20/40  loss 0.5  0.0 steps/s  2:00:00 left"[:59]
-    assert rest == "step 21/40  test accuracy 7.0%\n"
+    first, second = "step 10/40  loss 0.5  0.0 steps/s", "step 20/40  loss 0.5  0.0 steps/s  2:00:00 left"
+    lines = [line.rstrip(" ") for line in drawn(stream)]
+    assert [line for i, line in enumerate(lines) if line not in lines[:i]] == [
+        first,
+        second,
+        f"step 21/40  validation accuracy 7.0%\n{second}",  # stays, and the bar below it
+        f"{second}\n",
+    ]
+    assert stream.getvalue().count("━" * 10) >= 3  # half of the bar
 
 
-def test_progress_leaves_a_fresh_line():
+def test_progress_fits_a_narrow_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "30")
+    stream = Terminal()
+    progress = Progress(1, stream=stream, clock=Clock())
+    progress.update(1, loss=0.123456789, a_long_name=1.0, another_long_name=2.0)
+    assert max(len(line.rstrip("\n")) for line in drawn(stream)) <= 30
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_progress_leaves_a_fresh_line_and_the_cursor(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     clock, stream = Clock(), Terminal()
     progress = Progress(2, stream=stream, clock=clock)
     clock.now += 1
@@ -216,13 +248,14 @@ def test_progress_leaves_a_fresh_line():
     progress.close()
     progress.close()
     assert stream.getvalue().count("\n") == 1 and stream.getvalue().endswith("\n")
+    assert "\x1b[?25l" not in stream.getvalue()  # hidden: a killed run would leave it so
 
 
-def test_quiet_progress_says_nothing():
+def test_quiet_progress_shows_nothing():
     stream = Terminal()
     progress = Progress(2, quiet=True, stream=stream)
     progress.update(2, loss=1.0)
-    progress.evaluated(2, loss=1.0)
+    progress.evaluated(2, "test", loss=1.0)
     progress.close()
     assert stream.getvalue() == ""
 

@@ -117,7 +117,7 @@ def stop_under_way(pair: Pair, run_dir: pathlib.Path, index: int, number: int) -
     before, deadline = max(saved(run_dir), default=0), time.monotonic() + STARTED
     resumed = before == 0
     while time.monotonic() < deadline and all(process.poll() is None for process in pair.processes):
-        resumed = resumed or "going on from step" in pair.errors()  # before that the file has lines of the last time
+        resumed = resumed or "resuming from step" in pair.errors()  # before that the file has lines of the last time
         newest = max(saved(run_dir), default=0)
         if resumed and newest > before and logged(run_dir)[-1]["step"] > newest + 1:
             break
@@ -192,7 +192,7 @@ def test_a_process_that_is_asked_to_stop_stops_both_at_one_step(cut):
 def test_stopped_runs_end_in_the_same_bits(whole, cut):
     (whole_folder, (whole_end, _)), (cut_folder, stops, (cut_end, second)) = whole, cut
     assert (cut_end.code, second.code) == (0, 0), cut_end.errors + second.errors
-    assert f"going on from step {stops[2].steps[-1]} in" in cut_end.errors
+    assert f"resuming from step {stops[2].steps[-1]} in" in cut_end.errors
     assert json.loads(cut_end.output) | {"run_dir": ""} == json.loads(whole_end.output) | {"run_dir": ""}
     assert logged(cut_folder / "run") == logged(whole_folder / "run")
     ours, theirs = arrays(cut_folder / "run"), arrays(whole_folder / "run")

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from looksam.trainer.checkpoints import Checkpoints
-from looksam.trainer.recipe import Recipe
+from looksam.trainer.run_directory import read_recipe
 from looksam.trainer.training import Training
 
 FLAGS = ["--batch-size", "100", "--epochs", "40", "--k", "3", "--log-every", "7", "--checkpoint-every", "20"]
@@ -54,7 +54,7 @@ def stop_after(process, folder, count, with_signal):
 
 def final_state(folder):
     """The step and every array of the newest checkpoint."""
-    training = Training(Recipe.from_json((folder / "recipe.json").read_text()).replace(mesh="data=1"))
+    training = Training(read_recipe(folder).replace(mesh="data=1"))
     checkpoints = Checkpoints(folder / "checkpoints", keep=2, read_only=True)
     step, state, _ = checkpoints.restore(training.programs.abstract_state)
     checkpoints.close()
@@ -77,7 +77,7 @@ def test_killed_and_stopped_runs_end_in_the_same_bits(tmp_path: pathlib.Path):
     for count, with_signal, code in [(3, signal.SIGKILL, -9), (14, signal.SIGKILL, -9), (24, signal.SIGTERM, 143)]:
         assert stop_after(start(cut), cut, count, with_signal) == code
     output, errors = start(cut).communicate(timeout=180)
-    assert "going on from step" in errors
+    assert "resuming from step" in errors
     resumed = json.loads(output)
     assert resumed | {"run_dir": ""} == result | {"run_dir": ""}
     assert without_times(cut) == without_times(whole)

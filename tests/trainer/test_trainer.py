@@ -13,6 +13,7 @@ from looksam.trainer.batches import load
 from looksam.trainer.data import epoch_batches
 from looksam.trainer.metrics import read_metrics
 from looksam.trainer.recipe import Recipe
+from looksam.trainer.run_directory import read_recipe
 from looksam.trainer.training import Training
 
 SHORT = Recipe(
@@ -75,7 +76,7 @@ def test_evaluation_counts_every_image_once():
 def test_a_run_writes_its_recipe_metrics_and_checkpoint(tmp_path):
     result = run(SHORT, tmp_path / "run", quiet=True)
     assert (result["status"], result["step"]) == ("finished", 6)
-    assert Recipe.from_json((tmp_path / "run/recipe.json").read_text()) == SHORT
+    assert read_recipe(tmp_path / "run") == SHORT
     lines = read_metrics(tmp_path / "run/metrics.jsonl")
     assert [line["step"] for line in lines if line["split"] == "train"] == [2, 4, 6]
     assert [line["step"] for line in lines if line["split"] == "test"] == [3, 6]
