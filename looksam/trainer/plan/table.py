@@ -3,7 +3,7 @@
 import textwrap
 from typing import Any
 
-from looksam.experiments.report.table import display_name
+from looksam import methods
 from looksam.trainer.plan.chips import GIB
 
 WIDTH = 118
@@ -71,7 +71,7 @@ def _methods(result: dict[str, Any]) -> str:
 
 def _method(method: dict[str, Any], result: dict[str, Any]) -> tuple[str, ...]:
     return (
-        display_name(method["method"], {"k": result["recipe"]["k"]}),
+        methods.METHODS[method["method"]].display(result["recipe"]["k"]),
         number(method["seconds"]),
         number(method["hours"]),
         number(method["chip_hours"]),
