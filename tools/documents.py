@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from rules import markdown  # noqa: E402
 
 from looksam.cli.reproduce import IDS  # noqa: E402
-from looksam.experiments.report.table import as_text  # noqa: E402
+from looksam.experiments.report.comparison import as_text  # noqa: E402
 
 
 def _stored(path: str) -> Any:

@@ -48,7 +48,8 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     directory = run_folder(arguments.run_dir)
     _check(arguments)
-    from looksam.experiments.report import figure, text
+    from looksam.experiments.report import text
+    from looksam.experiments.report.figures import draw
     from looksam.experiments.report.flatness import figures, tables
 
     result = analyze_run(
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     out.mkdir(parents=True, exist_ok=True)
     (out / "analysis.json").write_text(json.dumps(result, allow_nan=False) + "\n")
     for picture in figures(result):
-        figure.draw(picture, out)
+        draw(picture, out)
     if arguments.json:
         print_json(result)
     else:

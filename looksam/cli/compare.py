@@ -57,8 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _compare(chosen: dict[str, Recipe], arguments: argparse.Namespace, out: pathlib.Path) -> int:
     from looksam.experiments.compare.picks import picks
     from looksam.experiments.compare.run import compare
-    from looksam.experiments.report.picture import draw_comparison
-    from looksam.experiments.report.table import as_text
+    from looksam.experiments.report.comparison import as_text, draw_comparison
 
     results = {}
     for name, recipe in chosen.items():

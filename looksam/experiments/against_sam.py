@@ -10,7 +10,7 @@ from looksam.experiments import timing, variants
 from looksam.experiments.compare.sweep import curve_epochs
 from looksam.experiments.entries import spread
 from looksam.experiments.naming import display, style
-from looksam.experiments.report.section import Entry, Figure, Section, Series, Table, Value
+from looksam.experiments.report.document import Entry, Figure, Section, Series, Table, Value
 from looksam.experiments.significance import RULE, difference, share_kept, significant
 from looksam.experiments.store import Record, Store
 from looksam.experiments.study import TUNING_SEEDS, Study, accuracies, found

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from looksam.experiments import lamb, sweeps
-from looksam.experiments.report.section import Section
+from looksam.experiments.report.document import Section
 from looksam.experiments.store import Store
 from looksam.experiments.task import Task
 from looksam.trainer.recipe import Recipe

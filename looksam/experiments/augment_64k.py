@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from looksam.experiments import lamb
 from looksam.experiments.entries import printed, spread
-from looksam.experiments.report.section import Entry, Section, Table
+from looksam.experiments.report.document import Entry, Section, Table
 from looksam.experiments.significance import RULE, difference, significant
 from looksam.experiments.store import Store
 from looksam.experiments.study import accuracies

@@ -9,7 +9,7 @@ from looksam.experiments import cifar100, variants, vit
 from looksam.experiments.compare.run import parameter_count
 from looksam.experiments.compare.sweep import SHARPNESS_RHO
 from looksam.experiments.naming import display
-from looksam.experiments.report.section import Entry, Section, Table, Value
+from looksam.experiments.report.document import Entry, Section, Table, Value
 from looksam.experiments.store import Store
 from looksam.experiments.study import Study, found
 from looksam.experiments.task import Task

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from looksam.experiments import against_sam, desk, variants
 from looksam.experiments.entries import printed
-from looksam.experiments.report.section import Entry, Section
+from looksam.experiments.report.document import Entry, Section
 from looksam.experiments.store import Store
 from looksam.experiments.study import Study
 from looksam.experiments.task import Task

@@ -8,7 +8,7 @@ from looksam.experiments import timing
 from looksam.experiments.cost import cost
 from looksam.experiments.made import made_by
 from looksam.experiments.registry import EXPERIMENTS
-from looksam.experiments.report.html import page
+from looksam.experiments.report.page import page
 from looksam.experiments.report.text import section_text
 from looksam.experiments.reproduce import Stages, fill, missing
 from looksam.experiments.store import Store

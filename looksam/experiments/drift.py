@@ -8,7 +8,7 @@ from looksam.experiments import vit
 from looksam.experiments.compare.sweep import curve_epochs
 from looksam.experiments.drifting import LAG, NAMES
 from looksam.experiments.entries import spread
-from looksam.experiments.report.section import Entry, Figure, Section, Series, Table
+from looksam.experiments.report.document import Entry, Figure, Section, Series, Table
 from looksam.experiments.store import Store
 from looksam.experiments.study import tuning_stages
 from looksam.experiments.task import Task

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from looksam.experiments.report.section import Entry, Value
+from looksam.experiments.report.document import Entry, Value
 
 
 def spread(values: Sequence[float], digits: int = 2) -> Value:

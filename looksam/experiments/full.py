@@ -9,7 +9,7 @@ import numpy as np
 from looksam.experiments.entries import printed
 from looksam.experiments.made import made_by
 from looksam.experiments.registry import Experiment
-from looksam.experiments.report.section import Entry, Section, Table, Value
+from looksam.experiments.report.document import Entry, Section, Table, Value
 from looksam.trainer import recipes
 from looksam.trainer.recipe import Recipe
 

@@ -6,7 +6,7 @@ from looksam.experiments import lamb
 from looksam.experiments.against_sam import notes
 from looksam.experiments.entries import printed, spread
 from looksam.experiments.naming import display, style
-from looksam.experiments.report.section import Entry, Figure, Section, Series, Table
+from looksam.experiments.report.document import Entry, Figure, Section, Series, Table
 from looksam.experiments.significance import difference, significant
 from looksam.experiments.store import Store
 from looksam.experiments.study import accuracies

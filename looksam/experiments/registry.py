@@ -16,7 +16,7 @@ from looksam.experiments import (
     tradeoff,
     vit,
 )
-from looksam.experiments.report.section import Section
+from looksam.experiments.report.document import Section
 from looksam.experiments.store import Store
 from looksam.experiments.task import Task
 

@@ -8,7 +8,7 @@ from looksam.experiments import against_sam, vit
 from looksam.experiments.compare.sweep import curve_epochs
 from looksam.experiments.entries import printed, spread
 from looksam.experiments.naming import display
-from looksam.experiments.report.section import Entry, Section, Table
+from looksam.experiments.report.document import Entry, Section, Table
 from looksam.experiments.significance import RULE, difference, significant
 from looksam.experiments.store import Store
 from looksam.experiments.study import found

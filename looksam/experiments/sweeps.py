@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from looksam.experiments import lamb
 from looksam.experiments.entries import printed, spread
-from looksam.experiments.report.section import Entry, Figure, Section, Series, Table
+from looksam.experiments.report.document import Entry, Figure, Section, Series, Table
 from looksam.experiments.significance import RULE, difference, significant
 from looksam.experiments.store import Store
 from looksam.experiments.study import accuracies

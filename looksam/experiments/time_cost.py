@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from looksam.experiments import timing
 from looksam.experiments.entries import printed, ratio
 from looksam.experiments.naming import display
-from looksam.experiments.report.section import Entry, Section, Table, Value
+from looksam.experiments.report.document import Entry, Section, Table, Value
 from looksam.experiments.store import Store
 from looksam.experiments.task import Task
 from looksam.trainer.recipes import paper_tables as paper

@@ -6,7 +6,7 @@ import numpy as np
 
 from looksam.experiments import timing, vit
 from looksam.experiments.entries import printed, ratio, spread
-from looksam.experiments.report.section import Entry, Figure, Section, Series, Table, Value
+from looksam.experiments.report.document import Entry, Figure, Section, Series, Table, Value
 from looksam.experiments.store import Store
 from looksam.experiments.study import accuracies, seeds_of, tuning_stages
 from looksam.experiments.task import Task

@@ -6,7 +6,7 @@ import pathlib
 from typing import Any
 
 from looksam.experiments.registry import EXPERIMENTS, Experiment
-from looksam.experiments.report.section import Section
+from looksam.experiments.report.document import Section
 from looksam.experiments.report.text import section_markdown, table_csv
 from looksam.experiments.store import Store
 from looksam.experiments.task import settings
@@ -73,7 +73,7 @@ def _note(record: dict[str, Any], commits: set[str], versions: dict[str, set[str
 
 def write_section(section: Section, source: dict[str, Any], folder: pathlib.Path) -> None:
     """report.md, a CSV for each table, figures as SVG and PNG, and summary.json."""
-    from looksam.experiments.report.figure import draw
+    from looksam.experiments.report.figures import draw
 
     folder.mkdir(parents=True, exist_ok=True)
     for figure in section.figures:

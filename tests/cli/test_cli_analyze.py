@@ -11,7 +11,7 @@ import pytest
 from looksam.analysis import pac_bayes_bound
 from looksam.cli import analyze, main
 from looksam.experiments.report import flatness
-from looksam.experiments.report.section import Heatmap
+from looksam.experiments.report.document import Heatmap
 from looksam.trainer import evaluate_run, run
 from looksam.trainer.checkpoints import Checkpoints
 from looksam.trainer.recipe import Recipe

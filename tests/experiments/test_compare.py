@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from looksam.cli import main
-from looksam.experiments.report.table import as_text
+from looksam.experiments.report.comparison import as_text
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 

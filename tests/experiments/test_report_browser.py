@@ -4,7 +4,7 @@ import pytest
 from browser import REQUIRED, Browser, programs
 from report_samples import AWKWARD, sections
 
-from looksam.experiments.report.html import page
+from looksam.experiments.report.page import page
 
 ARROWS = {"right": "\ue014", "down": "\ue015"}
 ENTER = "\ue007"
@@ -115,7 +115,7 @@ def test_the_keyboard_sorts_with_what_is_missing_last(report):
 
 
 def centre(report, selector):
-    """Of what is drawn, in the window."""
+    """The centre of an element, in the window."""
     script = """
         const element = document.querySelector(arguments[0]);
         element.scrollIntoView({ block: "center", behavior: "instant" });
@@ -125,19 +125,23 @@ def centre(report, selector):
 
 
 def tip(report, figure):
-    """The lines of the note at a figure; none where it is hidden."""
+    """The lines of the tooltip of a figure; none where it is hidden."""
     return report.texts(f"figure[data-name='{figure}'] .tip:not([hidden]) > *")
 
 
-def test_hovering_tells_the_value(report):
+def test_hovering_shows_the_value(report):
     marker = "figure[data-name='cost'] .plot .style-look_sam .marker"
     report.point(*centre(report, marker))
-    assert tip(report, "cost") == ["LookSAM-5", "time a step, relative to base: 1.24", "test accuracy, %: 73.2 ± 0.25"]
+    assert tip(report, "cost") == [
+        "LookSAM-5",
+        "time per step, relative to base: 1.24",
+        "test accuracy, %: 73.2 ± 0.25",
+    ]
     report.point(1, 1)
     assert tip(report, "cost") == []
 
 
-def test_hovering_over_a_heatmap_tells_the_cell(report):
+def test_hovering_over_a_heatmap_shows_the_cell(report):
     plot = "figure[data-name='landscape'] svg.plot"
     # The middle cell is at the middle of the frame: 58 to 462 across, 34 to 302 down, of 560 by 350
     script = (
@@ -174,15 +178,17 @@ def test_the_legend_hides_a_series_and_shows_it(report):
 def colours(report):
     script = """
         const colour = (selector, name) => getComputedStyle(document.querySelector(selector))[name];
-        return [colour("body", "backgroundColor"), colour(arguments[0], "fill")];"""
-    return report.run(script, "figure[data-name='cost'] .plot .style-base .marker")
+        const series = (style) => `figure[data-name='cost'] .plot .style-${style} .marker`;
+        return [colour("body", "backgroundColor"), colour(series("base"), "fill"), colour(series("sam"), "stroke")];"""
+    return report.run(script)
 
 
 def test_dark_by_the_system_and_by_the_button(report):
     def prefer(scheme):
         report.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
-    light, dark = ["rgb(255, 255, 255)", "rgb(0, 0, 0)"], ["rgb(22, 24, 27)", "rgb(232, 232, 232)"]
+    light = ["rgb(255, 255, 255)", "rgb(0, 0, 0)", "rgb(213, 94, 0)"]
+    dark = ["rgb(22, 24, 27)", "rgb(232, 232, 232)", "rgb(240, 128, 60)"]
     prefer("light")
     assert colours(report) == light
     report.click("#theme")

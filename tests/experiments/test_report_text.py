@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from report_samples import accuracy_table, sections
 
-from looksam.experiments.report.section import Figure, Heatmap, Section, Series, Table, Value
-from looksam.experiments.report.table import as_markdown
+from looksam.experiments.report.comparison import as_markdown
+from looksam.experiments.report.document import Figure, Heatmap, Section, Series, Table, Value
 from looksam.experiments.report.text import (
     entry_text,
     section_markdown,
@@ -43,12 +43,12 @@ def test_a_table_in_the_terminal():
         == """\
 CIFAR-100, small ResNet
 
-method            accuracy, %  paper, %  time of base  verdict
-base             71.02 ± 0.21      78.9         1.00×  –
-SAM              73.48 ± 0.18      80.7         1.93×  better than base
-SAM-5            71.90 ± 0.30         –         1.21×  no difference shown
-LookSAM-5        73.20 ± 0.25      80.6         1.24×  better than base
-Look-LayerSAM-5             –         –        10.50×  not run | no layers"""
+method            accuracy, %  paper, %  relative step time  verdict
+base             71.02 ± 0.21      78.9               1.00×  –
+SAM              73.48 ± 0.18      80.7               1.93×  better than base
+SAM-5            71.90 ± 0.30         –               1.21×  no difference shown
+LookSAM-5        73.20 ± 0.25      80.6               1.24×  better than base
+Look-LayerSAM-5             –         –              10.50×  not run | no layers"""
     )
 
 
@@ -58,7 +58,7 @@ def test_a_table_in_markdown():
         == """\
 **CIFAR-100, small ResNet**
 
-| method | accuracy, % | paper, % | time of base | verdict |
+| method | accuracy, % | paper, % | relative step time | verdict |
 |---|---:|---:|---:|---|
 | base | 71.02 ± 0.21 | 78.9 | 1.00× | – |
 | SAM | 73.48 ± 0.18 | 80.7 | 1.93× | better than base |
@@ -73,7 +73,7 @@ def test_a_table_as_csv_keeps_every_digit():
     assert (
         text
         == """\
-method,"accuracy, %","accuracy, %, standard error","paper, %",time of base [×],verdict
+method,"accuracy, %","accuracy, %, standard error","paper, %",relative step time [×],verdict
 base,71.02,0.21,78.9,1.0,–
 SAM,73.481,0.18,80.7,1.93,better than base
 SAM-5,71.9,0.3,,1.21,no difference shown
@@ -104,7 +104,7 @@ def test_a_section_in_markdown():
         [Table("Accuracy", ("α", "%"), [("0.7", Value(74.5, 0.1))])],
         [Figure("alpha-line", "Accuracy [%]", "α", "%", [Series("ours", [0.7], [74.5])])],
         ["One batch."],
-        {"scale": "desk", "versions": {"jax": "0.10.2"}},
+        {"scale": "small", "versions": {"jax": "0.10.2"}},
     )
     expected = """\
 ## α
@@ -124,7 +124,7 @@ Which α?
 
 - One batch.
 
-<sub>scale: desk · versions: jax 0.10.2</sub>
+<sub>scale: small · versions: jax 0.10.2</sub>
 """
     assert section_markdown(section) == expected
     assert section_markdown(section, ".png") == expected.replace("alpha-line.svg", "alpha-line.png")
@@ -153,7 +153,7 @@ def test_the_markdown_of_a_comparison_is_as_it_was():
         == """\
 **digits, 30 % of the training labels random, mlp, sgdm, 2 seeds**
 
-| method | ρ | α | test accuracy, % | gradients a step | time of base | sharpness, train | test |
+| method | ρ | α | test accuracy, % | gradients per step | relative step time | sharpness, train | test |
 |---|---|---|---|---|---|---|---|
 | SAM-5 | 0.1 | – | 91.00 ± 1.00 | 1.2 | 1.25× | 0.5000 | 0.300 ± 0.050 |"""
     )

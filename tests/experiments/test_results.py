@@ -6,8 +6,8 @@ import pytest
 from browser import Browser
 
 from looksam.experiments.registry import EXPERIMENTS
-from looksam.experiments.report.figure import draw
-from looksam.experiments.report.html import page
+from looksam.experiments.report.figures import draw
+from looksam.experiments.report.page import page
 from looksam.experiments.store import Store
 from looksam.experiments.write import INTRO, TIMINGS_OF, TITLE, texts, with_source
 

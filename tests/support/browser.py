@@ -1,4 +1,4 @@
-"""A real browser for tests: headless Chromium through ChromeDriver, spoken to in plain HTTP (W3C WebDriver)."""
+"""A real browser for tests: headless Chromium through ChromeDriver, driven over plain HTTP (W3C WebDriver)."""
 
 import json
 import os
@@ -25,11 +25,11 @@ _FLAGS = [
     "--disable-sync",
     "--window-size=1280,900",
 ]
-_PATIENCE = 60  # seconds, on a busy machine
+_TIMEOUT = 60  # seconds, on a busy machine
 
 
 def programs():
-    """Where Chromium and its driver are. Without them the test is skipped, or fails where a browser is required."""
+    """The paths of Chromium and its driver. Without them the test is skipped, or fails where a browser is required."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     driver = shutil.which("chromedriver")
     if not browser or not driver:
@@ -60,7 +60,7 @@ class Browser:
             raise
 
     def _wait(self):
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + _TIMEOUT
         while True:
             try:
                 return self._send("GET", "/status")
@@ -81,16 +81,14 @@ class Browser:
             self._address + path, body, {"Content-Type": "application/json"}, method=method
         )
         try:
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
-                request, timeout=_PATIENCE
-            ) as answer:
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=_TIMEOUT) as answer:
                 return json.load(answer)["value"]
         except urllib.error.HTTPError as error:
             with error:
                 raise AssertionError(json.load(error)["value"]["message"]) from None
 
     def visit(self, path: pathlib.Path):
-        """Open a file of the disk, and wait until it is loaded."""
+        """Open a file from disk, and wait until it is loaded."""
         self._send("POST", f"{self._session}/url", {"url": path.as_uri()})
 
     def run(self, script: str, *arguments):
@@ -108,13 +106,13 @@ class Browser:
         self._send("POST", f"{self._session}/element/{handle}/click", {})
 
     def point(self, x: float, y: float):
-        """Move the mouse to a place of the window."""
+        """Move the mouse to a position in the window."""
         move = {"type": "pointerMove", "duration": 0, "x": round(x), "y": round(y), "origin": "viewport"}
         mouse = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": [move]}
         self._send("POST", f"{self._session}/actions", {"actions": [mouse]})
 
     def press(self, key: str):
-        """Send a key to what has the focus."""
+        """Send a key to the element that has the focus."""
         keys = [{"type": kind, "value": key} for kind in ("keyDown", "keyUp")]
         self._send("POST", f"{self._session}/actions", {"actions": [{"type": "key", "id": "keys", "actions": keys}]})
 
@@ -123,7 +121,7 @@ class Browser:
         return self._send("POST", f"{self._session}/goog/cdp/execute", data)
 
     def errors(self) -> list[str]:
-        """What the console says since the last call: errors and warnings of scripts, policy and loading."""
+        """The errors and warnings in the console since the last call: of scripts, of the policy and of loading."""
         entries = self._send("POST", f"{self._session}/se/log", {"type": "browser"})
         return [entry["message"] for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
 
@@ -135,4 +133,4 @@ class Browser:
 
     def _end(self):
         self._driver.terminate()
-        self._driver.wait(_PATIENCE)
+        self._driver.wait(_TIMEOUT)

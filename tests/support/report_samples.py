@@ -1,8 +1,8 @@
-"""Sections for the tests of reports: awkward on purpose, and not the result of any measurement."""
+"""Sections for the tests of reports: awkward on purpose, with numbers that nobody measured."""
 
 import math
 
-from looksam.experiments.report.section import Figure, Heatmap, Section, Series, Table, Value
+from looksam.experiments.report.document import Figure, Heatmap, Section, Series, Table, Value
 
 AWKWARD = """Is a < b & "c" > 'd'? </script><script>window.broken = true</script>"""
 
@@ -10,7 +10,7 @@ AWKWARD = """Is a < b & "c" > 'd'? </script><script>window.broken = true</script
 def accuracy_table():
     return Table(
         "CIFAR-100, small ResNet",
-        ("method", "accuracy, %", "paper, %", "time of base", "verdict"),
+        ("method", "accuracy, %", "paper, %", "relative step time", "verdict"),
         [
             ("base", Value(71.02, 0.21), Value(78.9, digits=1), Value(1.0, unit="×"), "–"),
             ("SAM", Value(73.481, 0.18), Value(80.7, digits=1), Value(1.93, unit="×"), "better than base"),
@@ -39,7 +39,7 @@ def tradeoff():
 
 
 def curves():
-    """12 series of 60 points with errors, on a logarithmic y."""
+    """12 series of 60 points with errors, on a logarithmic y-axis."""
     epochs = list(range(1, 61))
     series = []
     for number in range(12):
@@ -67,7 +67,7 @@ def cloud():
     return Figure(
         "cost",
         "Accuracy against cost",
-        "time a step, relative to base",
+        "time per step, relative to base",
         "test accuracy, %",
         [
             Series("base", [1.0], [71.02], [0.21], "base", line=False),
@@ -86,7 +86,7 @@ def landscape():
 
 
 def sections():
-    source = {"scale": "desk", "seeds": 5, "commit": "0123abc", "versions": {"jax": "0.10.2", "optax": "0.2.8"}}
+    source = {"scale": "small", "seeds": 5, "commit": "0123abc", "versions": {"jax": "0.10.2", "optax": "0.2.8"}}
     return [
         Section(
             "cifar100",

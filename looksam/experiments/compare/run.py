@@ -12,7 +12,7 @@ import optax
 import looksam
 from looksam.experiments.compare.sweep import SHARPNESS_RHO, Sweep, curve_epochs
 from looksam.experiments.compare.timing import time_ratios
-from looksam.experiments.report.table import mean_and_error
+from looksam.experiments.report.comparison import mean_and_error
 from looksam.trainer.batches import load
 from looksam.trainer.data import Dataset
 from looksam.trainer.optimizers import gradients_per_step

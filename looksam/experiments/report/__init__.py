@@ -1,1 +1,1 @@
-"""Tables and pictures for people."""
+"""Reports: what an experiment found, as text, figures and a page."""

@@ -1,12 +1,13 @@
-"""The tables and figures of ``looksam analyze``."""
+"""The tables and figures of ``looksam analyze``: how flat the loss is around a checkpoint."""
 
 import math
 from typing import Any
 
-from looksam.experiments.report.section import Figure, Heatmap, Series, Table
+from looksam.experiments.report.document import Figure, Heatmap, Series, Table
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
+    """Sharpness, curvature, the second-order prediction of g_v, and the PAC-Bayes bound."""
     hessian, bound = result["hessian"], result["bound"]
     sharpness = [
         ("loss", "loss"),
@@ -17,7 +18,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
     pairs = enumerate(zip(hessian["eigenvalues"], hessian["residuals"], strict=True), 1)
     return [
         Table(
-            f"Sharpness in a ball of radius {result['rho']:g} around step {result['step']}",
+            f"Sharpness at radius {result['rho']:g} around the parameters of step {result['step']}",
             ("", f"{result['images']} training images", f"{result['test_images']} test images"),
             [
                 (label, _number(result["train"].get(name)), _number(result["test"].get(name)))
@@ -31,7 +32,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
             + [("trace", _number(hessian["trace"]), None, _number(hessian["trace_error"]))],
         ),
         Table(
-            f"g_v, of norm {_number(result['second_order']['g_v_norm'])}, by one product with the Hessian",
+            f"g_v, of norm {_number(result['second_order']['g_v_norm'])}, predicted by one product with the Hessian",
             ("prediction", "norm", "relative error", "cosine"),
             [
                 _prediction("projected off g", result["second_order"]["projected"]),
@@ -47,6 +48,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
 
 
 def figures(result: dict[str, Any]) -> list[Figure | Heatmap]:
+    """The loss along a random direction, along g and g_v, and over a random plane."""
     line, plane, named = (result["landscape"][name] for name in ("line", "plane", "named"))
     loss = "cross-entropy"
     near = [Series(name, named["distance"], _points(named[name]), style=i) for i, name in enumerate(("g", "g_v"))]
@@ -70,8 +72,8 @@ def figures(result: dict[str, Any]) -> list[Figure | Heatmap]:
     ]
 
 
-def _prediction(name: str, found: dict[str, Any]) -> tuple[str, str, str, str]:
-    return name, _number(found["norm"]), _number(found["relative_error"]), _number(found["cosine"])
+def _prediction(name: str, result: dict[str, Any]) -> tuple[str, str, str, str]:
+    return name, _number(result["norm"]), _number(result["relative_error"]), _number(result["cosine"])
 
 
 def _number(value: float | None) -> str:
@@ -79,5 +81,5 @@ def _number(value: float | None) -> str:
 
 
 def _points(values: list[float | None]) -> list[float]:
-    """A figure leaves a gap at NaN."""
+    """The values with NaN where there is none: a figure leaves a gap there."""
     return [math.nan if value is None else value for value in values]

@@ -1,4 +1,8 @@
-"""A report as plain text: for the terminal, for Markdown documents and for spreadsheets."""
+"""A report as plain text: for the terminal, for Markdown documents and for spreadsheets.
+
+Tables are aligned by hand and not by Rich: README and docs hold this text character for character, and tests compare
+them, whatever the width of the terminal.
+"""
 
 import csv
 import io
@@ -6,14 +10,14 @@ import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from looksam.experiments.report.section import Entry, Section, Table, Value
+from looksam.experiments.report.document import Entry, Section, Table, Value
 
 NOTHING = "–"
-WIDTH = 100  # of a sentence in the terminal
+LINE_WIDTH = 100  # of sentences in the terminal
 
 
 def entry_text(entry: Entry) -> str:
-    """What stands in the cell.
+    """The text of an entry.
 
     >>> entry_text(Value(97.351, 0.058))
     '97.35 ± 0.06'
@@ -30,7 +34,7 @@ def entry_text(entry: Entry) -> str:
 
 
 def lines_text(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
-    """Aligned columns: those in ``left`` to the left, the others to the right."""
+    """Lines of aligned columns: those in ``left`` to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
@@ -43,22 +47,24 @@ def lines_text(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> 
 
 
 def lines_markdown(lines: Sequence[Sequence[str]], left: Collection[int]) -> str:
-    """The first of the lines is the header."""
+    """A table in Markdown, whose header is the first of the lines."""
     header, *rows = ["| " + " | ".join(_markdown_cell(cell) for cell in line) + " |" for line in lines]
     rule = "".join("|---" if i in left else "|---:" for i in range(len(lines[0]))) + "|"
     return "\n".join([header, rule, *rows])
 
 
 def table_text(table: Table) -> str:
+    """The table for the terminal, with its title."""
     return f"{table.title}\n\n{lines_text(cells(table), left_columns(table))}"
 
 
 def table_markdown(table: Table) -> str:
+    """The table for a Markdown document, with its title."""
     return f"**{table.title}**\n\n{lines_markdown(cells(table), left_columns(table))}"
 
 
 def table_csv(table: Table) -> str:
-    """Numbers in full, standard errors in columns of their own, nothing where there is no number."""
+    """The table as CSV: numbers in full, standard errors in columns of their own, nothing where there is no number."""
     columns = [_csv_column(name, [row[i] for row in table.rows]) for i, name in enumerate(table.columns)]
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(zip(*(part for column in columns for part in column), strict=True))
@@ -66,7 +72,7 @@ def table_csv(table: Table) -> str:
 
 
 def section_markdown(section: Section, figure_suffix: str = ".svg") -> str:
-    """A chapter of a document; figures are links to files beside it."""
+    """The section as part of a Markdown document, with links to the files of its figures, in the same folder."""
     images = [f"![{_bracketed(figure.title)}]({figure.name}{figure_suffix})" for figure in section.figures]
     parts = [
         f"## {section.title}",
@@ -81,17 +87,17 @@ def section_markdown(section: Section, figure_suffix: str = ".svg") -> str:
 
 
 def section_text(section: Section) -> str:
-    """Title, answers and tables."""
-    wrap = [textwrap.fill(answer, WIDTH, break_on_hyphens=False) for answer in section.answers]
+    """The section for the terminal: title, answers and tables."""
+    wrap = [textwrap.fill(answer, LINE_WIDTH, break_on_hyphens=False) for answer in section.answers]
     parts = [f"{section.title}\n{'=' * len(section.title)}", "\n".join(wrap), *map(table_text, section.tables)]
     return "\n\n".join(part for part in parts if part)
 
 
 def source_text(source: Mapping[str, Any]) -> str:
-    """On what a section rests, in one line.
+    """What a section is based on, in one line.
 
-    >>> source_text({"scale": "desk", "seeds": 5, "versions": {"jax": "0.10.2", "optax": "0.2.8"}})
-    'scale: desk · seeds: 5 · versions: jax 0.10.2, optax 0.2.8'
+    >>> source_text({"scale": "small", "seeds": 5, "versions": {"jax": "0.10.2", "optax": "0.2.8"}})
+    'scale: small · seeds: 5 · versions: jax 0.10.2, optax 0.2.8'
     """
     return " · ".join(f"{name}: {_source_value(value)}" for name, value in source.items())
 
@@ -102,7 +108,7 @@ def cells(table: Table) -> list[tuple[str, ...]]:
 
 
 def left_columns(table: Table) -> set[int]:
-    """The first, and those of words."""
+    """The columns that are aligned to the left: the first one, and those of words."""
     return {i for i in range(len(table.columns)) if i == 0 or _words([row[i] for row in table.rows])}
 
 
@@ -111,7 +117,7 @@ def _words(column: Sequence[Entry]) -> bool:
 
 
 def _csv_column(name: str, column: Sequence[Entry]) -> list[list[Any]]:
-    """One column, or two where there are errors."""
+    """One column, or two where there are standard errors, each with its title on top."""
     values = [entry for entry in column if isinstance(entry, Value)]
     units = {value.unit.strip() for value in values} - {""}
     title = f"{name} [{units.pop()}]" if len(units) == 1 else name

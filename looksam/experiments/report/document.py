@@ -1,4 +1,4 @@
-"""What a report says, before it is text, picture or page: sections of sentences, tables and figures."""
+"""The content of a report, before it is text, figures or a page: sections of sentences, tables and figures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Value:
-    """A number of a table: mean and standard error over seeds, to so many digits.
+    """A number in a table: mean and standard error over seeds, rounded to ``digits`` decimals.
 
     ``unit`` is printed right after it: give "×", or " s" with its space.
     """
@@ -23,6 +23,8 @@ Entry = str | Value | None  # None: there is no such number
 
 @dataclass(frozen=True)
 class Table:
+    """A table with a title; every row has one entry per column, and the first one names the row."""
+
     title: str
     columns: tuple[str, ...]
     rows: Sequence[tuple[Entry, ...]]
@@ -36,14 +38,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Series:
-    """One line or one set of points. ``style`` is a method's name, "paper", or a number that picks a colour."""
+    """One line or one set of points. ``style`` is a method's name, "paper", or a number that selects a colour."""
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
     error: Sequence[float] | None = None  # of y, one standard error
     style: str | int = 0
-    line: bool = True  # join the points
+    line: bool = True  # whether the points are joined
 
     def __post_init__(self) -> None:
         lengths = {"x": len(self.x), "y": len(self.y)} | ({} if self.error is None else {"error": len(self.error)})
@@ -54,7 +56,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Figure:
-    """``name`` is the stem of its files."""
+    """Series in one pair of axes; ``name`` is the stem of its files."""
 
     name: str
     title: str
@@ -67,7 +69,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Heatmap:
-    """``values[i][j]`` at ``y[i]``, ``x[j]``; both rise. Colours are spread over log(values) if ``log``."""
+    """Values on a grid: ``values[i][j]`` at ``y[i]``, ``x[j]``, both increasing.
+
+    The colours are spread evenly over the values, or over their logarithms if ``log``.
+    """
 
     name: str
     title: str
@@ -82,13 +87,13 @@ class Heatmap:
     def __post_init__(self) -> None:
         widths = sorted({len(row) for row in self.values})
         if len(self.values) != len(self.y) or widths not in ([], [len(self.x)]):
-            found = f"{len(self.values)} rows of {widths} values for {len(self.y)} y and {len(self.x)} x"
-            raise ValueError(f"heatmap {self.name!r} has {found}; give one row a y, and one value an x.")
+            shape = f"{len(self.values)} rows of {widths} values for {len(self.y)} y and {len(self.x)} x"
+            raise ValueError(f"heatmap {self.name!r} has {shape}; give one row per y and one value per x.")
 
 
 @dataclass(frozen=True)
 class Section:
-    """One experiment: what was asked, what came out, and on what it rests."""
+    """One experiment: its question, the answers, and what they are based on."""
 
     name: str
     title: str
@@ -96,5 +101,5 @@ class Section:
     answers: Sequence[str]  # plain sentences
     tables: Sequence[Table] = ()
     figures: Sequence[Figure | Heatmap] = ()
-    notes: Sequence[str] = ()  # the regime, the rule of significance, what differs from the paper
+    notes: Sequence[str] = ()  # the setting, how significance is tested, what differs from the paper
     source: dict[str, Any] = field(default_factory=dict)  # scale, seeds, commit, versions

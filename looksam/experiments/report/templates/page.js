@@ -1,6 +1,6 @@
 "use strict";
 
-// Light or dark: the reader's system says, until the button does.
+// Light or dark: the reader's system decides, until the button does.
 (() => {
   const root = document.documentElement;
   const button = document.getElementById("theme");
@@ -24,7 +24,7 @@
   document.querySelectorAll("main > section").forEach((section) => watch.observe(section));
 })();
 
-// A click on a column's head sorts by it: numbers by value, words by letter, what is missing last.
+// A click on a column's head sorts by it: numbers by value, words alphabetically, missing values last.
 document.querySelectorAll("table").forEach((table) => {
   const heads = [...table.tHead.rows[0].cells];
   const body = table.tBodies[0];
@@ -51,15 +51,14 @@ document.querySelectorAll("table").forEach((table) => {
   }));
 });
 
-// Pointing at a figure, or walking over it with the arrow keys, tells the nearest value.
+// Pointing at a figure, or moving over it with the arrow keys, shows the nearest value.
 document.querySelectorAll("figure").forEach((figure) => {
   const data = JSON.parse(figure.querySelector("script").textContent);
   const plot = figure.querySelector(".plot");
   const ring = figure.querySelector(".ring");
   const tip = figure.querySelector(".tip");
-  const groups = [...figure.querySelectorAll(".series")];
   const shown = data.series.map(() => true);
-  const reach = groups.length ? 40 : Infinity;
+  const reach = plot.querySelector(".series") ? 40 : Infinity;  // in a heat map there is always a nearest value
   let at = null;
 
   const hide = () => { at = null; tip.hidden = true; ring.classList.remove("on"); };
@@ -92,8 +91,8 @@ document.querySelectorAll("figure").forEach((figure) => {
   const point = (event) => {
     const box = plot.getBoundingClientRect();
     const scale = plot.viewBox.baseVal.width / box.width;
-    const found = nearest((event.clientX - box.left) * scale, (event.clientY - box.top) * scale);
-    if (found) show(...found); else hide();
+    const closest = nearest((event.clientX - box.left) * scale, (event.clientY - box.top) * scale);
+    if (closest) show(...closest); else hide();
   };
   plot.addEventListener("pointermove", point);
   plot.addEventListener("pointerdown", point);
@@ -121,7 +120,7 @@ document.querySelectorAll("figure").forEach((figure) => {
   figure.querySelectorAll(".legend button").forEach((button, series) => button.addEventListener("click", () => {
     shown[series] = !shown[series];
     button.setAttribute("aria-pressed", String(shown[series]));
-    groups[series].classList.toggle("off", !shown[series]);
+    plot.querySelectorAll(`[data-series="${series}"]`).forEach((group) => group.classList.toggle("off", !shown[series]));
     if (at && !shown[at[0]]) hide();
   }));
 });
