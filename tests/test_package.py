@@ -68,4 +68,4 @@ def test_the_digits_picks_are_the_best_of_the_stored_tuning():
         for method, outcome in tuning["methods"].items():
             assert outcome["grid"] == GRIDS[method]
             means = [sum(scores) / len(scores) for scores in outcome["accuracy"]]
-            assert PICKS[name][method] == outcome["pick"] == GRIDS[method][means.index(max(means))]
+            assert PICKS[name][method] == outcome["selected"] == GRIDS[method][means.index(max(means))]

@@ -55,15 +55,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _compare(chosen: dict[str, Recipe], arguments: argparse.Namespace, out: pathlib.Path) -> int:
-    from looksam.experiments.compare.picks import picks
-    from looksam.experiments.compare.run import compare
+    from looksam.experiments.comparison import compare, selected
     from looksam.experiments.report.picture import draw_comparison
     from looksam.experiments.report.table import as_text
 
     results = {}
     for name, recipe in chosen.items():
-        settings = picks(name, recipe, arguments.methods)
-        results[name] = compare(recipe, settings, seeds=arguments.seeds, rounds=arguments.rounds, say=say)
+        settings = selected(name, recipe, arguments.methods)
+        results[name] = compare(recipe, settings, seeds=arguments.seeds, rounds=arguments.rounds, report=say)
         if not arguments.json:
             print(f"\n{as_text(results[name])}\n", flush=True)
     _write(out / "results.json", results)
@@ -73,12 +72,11 @@ def _compare(chosen: dict[str, Recipe], arguments: argparse.Namespace, out: path
 
 
 def _tune(chosen: dict[str, Recipe], arguments: argparse.Namespace, out: pathlib.Path) -> int:
-    from looksam.experiments.compare.picks import grids
-    from looksam.experiments.compare.run import tune
+    from looksam.experiments.comparison import grids, tune
 
     results = {}
     for name, recipe in chosen.items():
-        results[name] = tune(recipe, grids(name, recipe, arguments.methods), seeds=arguments.seeds, say=say)
+        results[name] = tune(recipe, grids(name, recipe, arguments.methods), seeds=arguments.seeds, report=say)
     _write(out / "tuning.json", results)
     print(json.dumps(results) if arguments.json else f"{out}/tuning.json")
     return 0

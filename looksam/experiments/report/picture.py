@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from looksam.experiments.engine.statistics import mean_and_standard_error
 from looksam.experiments.report.style import style
 from looksam.experiments.report.table import display_name, title
 
@@ -27,7 +28,7 @@ def draw_comparison(results: list[dict[str, Any]], path: pathlib.Path) -> None:
 def _cost(axes: Any, result: dict[str, Any]) -> None:
     for method, outcome in result["methods"].items():
         look = style(method)
-        mean, error = _mean_and_error(np.array(outcome["accuracy"]))
+        mean, error = mean_and_standard_error(outcome["accuracy"])
         axes.errorbar(
             outcome["time_ratio"][1], mean, error, color=look.colour, marker=look.marker, markersize=8, capsize=3
         )
@@ -41,17 +42,10 @@ def _curves(axes: Any, result: dict[str, Any]) -> None:
     for method, outcome in result["methods"].items():
         look = style(method)
         curve = np.array(outcome["curve"])
-        mean, error = _mean_and_error(curve.T)
+        mean, error = mean_and_standard_error(curve.T)
         label = display_name(method, outcome["settings"])
         axes.plot(result["curve_epochs"], mean, color=look.colour, marker=look.marker, markersize=4, label=label)
         axes.fill_between(result["curve_epochs"], mean - error, mean + error, color=look.colour, alpha=0.2, linewidth=0)
     axes.set(xlabel="epoch", ylabel="test accuracy, %")
     axes.legend(fontsize=8)
     axes.grid(alpha=0.25)
-
-
-def _mean_and_error(values: np.ndarray) -> tuple[Any, Any]:
-    """Over the first axis, the seeds."""
-    seeds = len(values)
-    spread = np.std(values, axis=0, ddof=1) / np.sqrt(seeds) if seeds > 1 else np.zeros(values.shape[1:])
-    return np.mean(values, axis=0), spread

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from looksam.experiments.engine.statistics import mean_and_standard_error
 from looksam.experiments.report.text import lines_markdown, lines_text
 
 NAMES = {
@@ -48,8 +49,8 @@ def _row(method: str, outcome: dict[str, Any]) -> tuple[str, ...]:
 
 def mean_and_error(values: Sequence[float] | np.ndarray, digits: int) -> str:
     """Mean ± standard error over seeds; the mean alone where there is one seed."""
-    mean = f"{np.mean(values):.{digits}f}"
-    return mean if len(values) < 2 else f"{mean} ± {np.std(values, ddof=1) / np.sqrt(len(values)):.{digits}f}"
+    mean, error = mean_and_standard_error(values)
+    return f"{mean:.{digits}f}" if len(values) < 2 else f"{mean:.{digits}f} ± {error:.{digits}f}"
 
 
 def as_text(result: dict[str, Any]) -> str:
