@@ -68,4 +68,4 @@ def test_the_selected_digits_settings_are_the_best_of_the_stored_tuning():
         for method, outcome in tuning["methods"].items():
             assert outcome["grid"] == DIGITS_GRIDS[method]
             means = [sum(scores) / len(scores) for scores in outcome["accuracy"]]
-            assert DIGITS_SELECTED[name][method] == outcome["pick"] == DIGITS_GRIDS[method][means.index(max(means))]
+            assert DIGITS_SELECTED[name][method] == outcome["selected"] == DIGITS_GRIDS[method][means.index(max(means))]

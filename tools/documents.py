@@ -17,8 +17,9 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from rules import markdown  # noqa: E402
 
-from looksam.cli.reproduce import IDS  # noqa: E402
-from looksam.experiments.report.comparison import as_text  # noqa: E402
+from looksam.experiments import EXPERIMENT_NAMES  # noqa: E402
+from looksam.experiments.comparison import read_results  # noqa: E402
+from looksam.experiments.report.comparison_report import as_text  # noqa: E402
 
 
 def _stored(path: str) -> Any:
@@ -52,15 +53,15 @@ def both_models() -> str:
     resnet, vit = (_rows(f"results/{name}/table-1.csv") for name in ("cifar100", "vit"))
     columns = ("clean labels, test %", "30 % random labels, test %")
     header = ("", "ResNet, clean", "30 % random labels", "ViT, clean", "30 % random labels")
-    lines = [f"| {' | '.join([*header, 'time of base, ViT', 'paper: ViT-B-16'])} |", "|---" * 7 + "|"]
+    lines = [f"| {' | '.join([*header, 'relative step time, ViT', 'paper: ViT-B-16'])} |", "|---" * 7 + "|"]
     for ours, theirs in zip(resnet, vit, strict=True):
         scores = [
             f"{float(row[name]):.2f} ± {float(row[f'{name}, standard error']):.2f}"
             for row in (ours, theirs)
             for name in columns
         ]
-        paper = theirs["paper: time of base, ViT-B-16 [×]"]
-        times = [f"{float(text):.2f}×" if text else "–" for text in (theirs["time of base [×]"], paper)]
+        paper = theirs["paper: relative step time, ViT-B-16 [×]"]
+        times = [f"{float(text):.2f}×" if text else "–" for text in (theirs["relative step time [×]"], paper)]
         name = "base" if ours["method"] != theirs["method"] else ours["method"]
         lines.append(f"| {' | '.join([name, *scores, *times])} |")
     return "\n".join(lines)
@@ -72,7 +73,7 @@ def _rows(path: str) -> list[dict[str, str]]:
 
 def tables() -> dict[str, str]:
     """The text between the comments, by the file its numbers are in."""
-    comparisons = _stored("results/digits/results.json").values()
+    comparisons = read_results(ROOT / "results/digits/results.json").values()
     return {
         "results/digits/results.json": "\n".join(f"```\n{as_text(result)}\n```" for result in comparisons),
         "results/benchmarks/trainer.json": trainer_table(_stored("results/benchmarks/trainer.json")),
@@ -80,7 +81,7 @@ def tables() -> dict[str, str]:
         "results/benchmarks/rules.json": markdown(_stored("results/benchmarks/rules.json")),
         "results/benchmarks/torch_rules.json": markdown(_stored("results/benchmarks/torch_rules.json")),
         "results/vit/table-1.csv": both_models(),
-        **{f"results/{name}/report.md": experiment(name) for name in IDS},
+        **{f"results/{name}/report.md": experiment(name) for name in EXPERIMENT_NAMES},
     }
 
 

@@ -1,13 +1,74 @@
-"""Results on stdout, for people or as one line of JSON; everything else goes to stderr."""
+"""What a command prints, and how errors become messages and exit codes.
 
-import argparse
+Results go to stdout, as text or as one line of JSON; everything else goes to stderr.
+"""
+
+import contextlib
 import json
+import os
+import pathlib
 import sys
+import traceback
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from looksam.arguments import ArgumentError, did_you_mean
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print the result as one line of JSON")
+FAILED = 1
+USAGE = 2
+SIGNALLED = 128  # plus the number of the signal, as shells do: 130 for Ctrl-C, 143 for SIGTERM
+INTERRUPTED = SIGNALLED + 2
+BAD_INPUT = (ValueError, TypeError, OSError, ImportError)  # what our checks raise
+EXTRA = (
+    *("flax", "grain", "jax", "jaxlib", "jinja2", "matplotlib", "numpy", "optax", "orbax", "PIL", "pyarrow"),
+    *("rich", "scipy", "sklearn", "tensorboard"),
+)
+
+
+class UsageError(Exception):
+    """The command line asks for something that does not exist or does not fit."""
+
+
+@contextlib.contextmanager
+def usage() -> Iterator[None]:
+    """Report a ValueError or TypeError raised inside as an error of the command line."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise UsageError(str(error)) from error
+
+
+def guarded(work: Callable[[], int]) -> int:
+    """Run ``work`` and return its exit code; errors that we anticipate become one message on stderr and a code.
+
+    Any other exception propagates with its traceback.
+    """
+    try:
+        code = work()
+        sys.stdout.flush()
+        return code
+    except SystemExit as stop:  # from argparse, which has printed its message
+        return stop.code if isinstance(stop.code, int) else USAGE if stop.code else 0
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output has closed it, as `head` does; nothing more may be written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except (UsageError, ArgumentError) as error:
+        return _fail(str(error), USAGE)
+    except Exception as error:
+        if not _anticipated(error):
+            raise
+        return _fail(_message(error), FAILED)
+
+
+def report(line: str) -> None:
+    """Print a line to stderr, so that stdout holds only the result."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def silent(line: str) -> None:
+    """Print nothing, in place of ``report``."""
 
 
 def print_json(value: Any) -> None:
@@ -15,19 +76,43 @@ def print_json(value: Any) -> None:
 
 
 def print_result(result: dict[str, Any], *, as_json: bool) -> None:
-    """Where a run stands."""
+    """Print the status and the scores of a run."""
     if as_json:
         print_json(result)
         return
     scores = [
-        f"{what} {result[name]:{form}}"
-        for what, name, form in (("test accuracy", "test_accuracy", ".2f"), ("test loss", "test_loss", ".4f"))
+        f"{label} {result[name]:{form}}"
+        for label, name, form in (("test accuracy", "test_accuracy", ".2f"), ("test loss", "test_loss", ".4f"))
         if result.get(name) is not None
     ]
     print(f"{result.get('status', 'evaluated')} at step {result['step']}: {', '.join(scores) or 'not tested yet'}")
     print(result["run_dir"], flush=True)
 
 
-def say(line: str) -> None:
-    """To stderr, so that stdout holds the result alone."""
-    print(line, file=sys.stderr, flush=True)
+def existing_run(name: str) -> pathlib.Path:
+    """The folder of a run, or an error that suggests the closest name."""
+    directory = pathlib.Path(name)
+    if directory.is_dir():
+        return directory
+    folders = directory.parent.iterdir() if directory.parent.is_dir() else ()
+    names = [folder.name for folder in folders if folder.is_dir()]
+    raise UsageError(f"{name!r} is not a folder{did_you_mean(directory.name, names, 'pass the folder of a run')}")
+
+
+def _anticipated(error: Exception) -> bool:
+    from looksam.trainer.run_directory import RunError
+
+    return isinstance(error, (RunError, *BAD_INPUT))
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in EXTRA:
+        return f"this needs {error.name}, which is not installed: pip install 'looksam[train]'"
+    return str(error)
+
+
+def _fail(message: str, code: int) -> int:
+    if os.environ.get("LOOKSAM_DEBUG", "0") not in ("", "0"):
+        traceback.print_exc()
+    print(f"looksam: {message}", file=sys.stderr)
+    return code

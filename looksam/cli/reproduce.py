@@ -1,24 +1,20 @@
 """``looksam reproduce``: the paper's tables and figures."""
 
 import argparse
-import json
+import math
 import pathlib
 
-from looksam.cli.errors import SIGNALLED, usage
-from looksam.cli.output import say
-from looksam.cli.parser import Parser
-from looksam.cli.train import add_processes, meeting
+from looksam.arguments import did_you_mean
+from looksam.cli.output import SIGNALLED, report, usage
+from looksam.cli.parser import Command, Parser, add_processes, process_arguments
+from looksam.experiments import EXPERIMENT_NAMES
+from looksam.trainer import plan
+from looksam.trainer.recipe import Recipe
 
-NAME = "reproduce"
-HELP = "every table and figure of the paper, at desk scale or in full"
-IDS = (
-    *("cifar100", "vit", "large-batch", "augment-64k", "time", "alpha"),
-    *("rho", "tradeoff", "sam5-gap", "drift", "bound"),
-)  # of looksam.experiments.registry (a test compares them): that module loads JAX
 DESCRIPTION = """\
-Run an experiment of the paper and report on it. At desk scale small models answer the same question on two CPU cores;
-every finished run is kept in OUT/cells, shared between experiments, and an interrupted command goes on where it was.
-At full scale the recipes are the paper's, unchanged; --dry-run compiles them and prints what they would cost.
+Run an experiment of the paper and report on it. At small scale, small models answer the same question on two CPU cores;
+every finished run is stored in OUT/runs and shared between experiments, and the same command resumes an interrupted
+one. At full scale the recipes are the paper's, unchanged; --dry-run compiles them and prints what they would cost.
 Writes OUT/ID/ (report.md, tables as CSV, figures as SVG and PNG, summary.json) and OUT/report.html.
 """
 EXAMPLES = """\
@@ -38,110 +34,112 @@ examples:
 """
 
 
-def add_arguments(parser: Parser) -> None:
-    parser.usage = "looksam reproduce (ID ... | --all) [--scale desk|full] [--seeds N] [--dry-run] [--data-dir DIR]"
-    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
+def _add_arguments(parser: Parser) -> None:
+    parser.usage = "looksam reproduce (ID ... | --all) [--scale small|full] [--seeds N] [--dry-run] [--data-dir DIR]"
     parser.add_argument("ids", metavar="ID", nargs="*", help="experiments, see below")
-    parser.add_argument("--all", action="store_true", help="all eleven")
-    parser.add_argument("--scale", choices=("desk", "full"), default="desk", help="(desk)")
-    parser.add_argument("--seeds", type=int, metavar="N", help="runs of each cell (5 at desk scale, 1 in full)")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be run; in full: compile it, and plan")
-    parser.add_argument("--data-dir", metavar="DIR", help="where the data is (LOOKSAM_DATA)")
-    parser.add_argument("--download", action="store_true", help="fetch CIFAR-100 if it is not there")
-    parser.add_argument("--workers", type=int, metavar="N", help="desk: processes that train (one a core)")
-    parser.add_argument("--mesh", default="auto", help="full: devices, like data=8 (auto: all)")
-    parser.add_argument("--microbatch", type=int, metavar="N", help="full: images worked at a time")
+    parser.add_argument("--all", action="store_true", help="all of them")
+    parser.add_argument("--scale", choices=("small", "full"), default="small", help="(small)")
+    parser.add_argument("--seeds", type=int, metavar="N", help="runs per recipe (5 at small scale, 1 at full scale)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="report what would be run; at full scale: compile and plan it"
+    )
+    parser.add_argument("--data-dir", metavar="DIR", help="folder of the data (LOOKSAM_DATA)")
+    parser.add_argument("--download", action="store_true", help="download CIFAR-100 if it is not there")
+    parser.add_argument("--workers", type=int, metavar="N", help="small: processes that train (one per core)")
+    parser.add_argument("--mesh", default="auto", help="full: devices, such as data=8 (auto: all)")
+    parser.add_argument("--microbatch", type=int, metavar="N", help="full: images processed at a time")
     parser.add_argument("--out", default="results", metavar="DIR", help="folder of the results (results)")
     add_processes(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     with usage():
         names = _names(arguments)
     if arguments.scale == "full":
         return _plan(names, arguments) if arguments.dry_run else _full(names, arguments)
-    return _desk(names, arguments)
+    return _small(names, arguments)
 
 
 def _names(arguments: argparse.Namespace) -> tuple[str, ...]:
-    from looksam.arguments import did_you_mean
-    from looksam.trainer.recipe import Recipe
-
-    Recipe(mesh=arguments.mesh)  # says what is wrong with it
+    Recipe(mesh=arguments.mesh)  # raises if the mesh is not understood
     for name in arguments.ids:
-        if name not in IDS:
-            raise ValueError(f"experiment {name!r} is unknown{did_you_mean(name, list(IDS))}")
+        if name not in EXPERIMENT_NAMES:
+            raise ValueError(f"experiment {name!r} is unknown{did_you_mean(name, EXPERIMENT_NAMES)}")
     if arguments.all == bool(arguments.ids):
-        raise ValueError(f"name experiments, or pass --all; there are {', '.join(IDS)}.")
+        raise ValueError(f"name experiments, or pass --all; there are {', '.join(EXPERIMENT_NAMES)}.")
     for option in ("seeds", "workers", "microbatch"):
         value = getattr(arguments, option)
         if value is not None and value < 1:
             raise ValueError(f"--{option} {value} is out of range; pass at least 1.")
-    if arguments.scale == "desk" and arguments.seeds == 1:
+    if arguments.scale == "small" and arguments.seeds == 1:
         raise ValueError("--seeds 1 has no spread; pass at least 2.")
-    return IDS if arguments.all else tuple(dict.fromkeys(arguments.ids))
+    return EXPERIMENT_NAMES if arguments.all else tuple(dict.fromkeys(arguments.ids))
 
 
-def _desk(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
-    from looksam.experiments.desk_scale import Desk
+def _small(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
+    from looksam.experiments.reproduction import SmallScale
 
-    desk = Desk(pathlib.Path(arguments.out), names, arguments.seeds or 5)
+    experiments = SmallScale(pathlib.Path(arguments.out), names, arguments.seeds or 5)
     if arguments.dry_run:
-        print(desk.missing())
+        print(experiments.missing())
         return 0
-    desk.fill(arguments.workers, arguments.data_dir, arguments.download, say)
-    for text in desk.write():
+    experiments.fill(arguments.workers, arguments.data_dir, arguments.download, report)
+    for text in experiments.write():
         print(text, flush=True)
     return 0
 
 
 def _full(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
-    from looksam.experiments import full
-    from looksam.experiments.registry import EXPERIMENTS
-    from looksam.experiments.report.text import section_markdown, section_text
+    from looksam.experiments import EXPERIMENTS, full_scale
+    from looksam.experiments.report.text import section_text
     from looksam.trainer import distributed
 
-    spread = {name: getattr(arguments, name) for name in ("mesh", "microbatch", "data_dir", "download")}
-    settings = meeting(arguments)
-    with distributed.joined(settings and distributed.DistributedConfig(*settings)):
+    changes = {name: getattr(arguments, name) for name in ("mesh", "microbatch", "data_dir", "download")}
+    processes = process_arguments(arguments)
+    with distributed.joined(processes and distributed.DistributedConfig(*processes)):
         for name in _with_recipes(names):
             folder = pathlib.Path(arguments.out) / name
             folder.mkdir(parents=True, exist_ok=True)  # before any time is spent
             try:
-                section, scores = full.train(EXPERIMENTS[name], arguments.seeds or 1, folder, say, **spread)
-            except full.Stopped as stop:
+                section, scores = full_scale.train(EXPERIMENTS[name], arguments.seeds or 1, folder, report, **changes)
+            except full_scale.Stopped as stop:
                 return SIGNALLED + stop.signal
             if distributed.is_primary():
-                (folder / "full.json").write_text(json.dumps(scores) + "\n")
-                (folder / "full.md").write_text(section_markdown(section))
+                full_scale.write(section, scores, folder)
                 print(section_text(section), flush=True)
     return 0
 
 
 def _with_recipes(names: tuple[str, ...]) -> list[str]:
-    from looksam.experiments.registry import EXPERIMENTS
+    from looksam.experiments import EXPERIMENTS
 
     for name in names:
-        if not EXPERIMENTS[name].FULL:
-            say(f"{name} has no full scale: it is reckoned for the models of desk scale")
-    return [name for name in names if EXPERIMENTS[name].FULL]
+        if not EXPERIMENTS[name].full:
+            report(f"{name} has no full scale: it is computed for the small models only")
+    return [name for name in names if EXPERIMENTS[name].full]
 
 
 def _plan(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
-    from looksam.trainer import plan
-    from looksam.trainer.recipe import Recipe
-
-    data, fsdp = Recipe(mesh=arguments.mesh).mesh_sizes() or (1, 1)
-    plan.use_virtual_devices(data * fsdp)
-    from looksam.experiments import full  # loads JAX, with those devices
-    from looksam.experiments.registry import EXPERIMENTS
+    plan.use_virtual_devices(math.prod(Recipe(mesh=arguments.mesh).mesh_sizes() or (1,)))  # before JAX is loaded
+    from looksam.experiments import EXPERIMENTS, full_scale
 
     for name in _with_recipes(names):
-        recipes = full.full_recipes(EXPERIMENTS[name])
+        recipes = full_scale.full_recipes(EXPERIMENTS[name])
         print(f"{name}: {len(recipes)} recipes at full scale\n  " + "\n  ".join(recipes), flush=True)
-        for label, recipe in full.planned(
-            EXPERIMENTS[name], mesh=arguments.mesh, microbatch=arguments.microbatch
-        ).items():
-            result = plan.make_plan(recipe, plan.find_chip("tpu-v3"), plan.DEFAULT_UTILISATION, say)
+        changes = {"mesh": arguments.mesh, "microbatch": arguments.microbatch}
+        for label, recipe in full_scale.planned(EXPERIMENTS[name], **changes).items():
+            result = plan.make_plan(recipe, plan.find_chip("tpu-v3"), plan.DEFAULT_UTILISATION, report)
             print(f"\n{plan.as_text(label, result)}", flush=True)
     return 0
+
+
+COMMANDS = (
+    Command(
+        "reproduce",
+        "reproduce the paper's tables and figures, at small or full scale",
+        DESCRIPTION,
+        EXAMPLES,
+        _add_arguments,
+        _run,
+    ),
+)

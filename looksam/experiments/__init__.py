@@ -1,1 +1,51 @@
-"""The paper's tables and figures, at full scale and at desk scale: what is asked, trained, stored and said."""
+"""The paper's tables and figures, at full scale and at a small scale that two CPU cores can train.
+
+One file per table or figure says which runs it needs and what it shows of them; ``engine`` trains, tunes, times and
+stores the runs, ``report`` writes tables, figures and pages. The names of the experiments are known without JAX; an
+experiment is loaded when it is asked for.
+
+>>> "vit" in EXPERIMENT_NAMES
+True
+"""
+
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from looksam.experiments.experiment import Experiment
+
+__all__ = ["EXPERIMENTS", "EXPERIMENT_NAMES"]
+
+# In the paper's order: the module of each experiment and its name there.
+_PLACES = {
+    "cifar100": ("table_cifar100", "CIFAR100"),
+    "vit": ("table_vit", "VIT"),
+    "large-batch": ("table_large_batch", "LARGE_BATCH"),
+    "augment-64k": ("table_augment_64k", "AUGMENT_64K"),
+    "time": ("table_time", "TIME"),
+    "alpha": ("table_sensitivity", "ALPHA"),
+    "rho": ("table_sensitivity", "RHO"),
+    "tradeoff": ("figure_tradeoff", "TRADEOFF"),
+    "sam5-gap": ("figure_sam5_gap", "SAM5_GAP"),
+    "drift": ("figure_drift", "DRIFT"),
+    "bound": ("appendix_bound", "BOUND"),
+}
+EXPERIMENT_NAMES = tuple(_PLACES)
+
+
+class _Registry(Mapping[str, "Experiment"]):
+    """The experiments by name, each imported on first use."""
+
+    def __getitem__(self, name: str) -> "Experiment":
+        module, attribute = _PLACES[name]
+        return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_PLACES)
+
+    def __len__(self) -> int:
+        return len(_PLACES)
+
+
+EXPERIMENTS: Mapping[str, "Experiment"] = _Registry()

@@ -6,15 +6,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from looksam.trainer.loop import evaluate_run, run
     from looksam.trainer.recipe import Recipe
+    from looksam.trainer.run_analysis import analyze_run
     from looksam.trainer.run_directory import RunError
 
-__all__ = ["Recipe", "RunError", "evaluate_run", "run"]
+__all__ = ["Recipe", "RunError", "analyze_run", "evaluate_run", "run"]
 
-_MODULES = {"Recipe": "recipe", "RunError": "run_directory", "evaluate_run": "loop", "run": "loop"}
+_MODULES = {
+    "Recipe": "recipe",
+    "RunError": "run_directory",
+    "analyze_run": "run_analysis",
+    "evaluate_run": "loop",
+    "run": "loop",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded on first use, so that the command line can show its help without loading JAX."""
+    """Load a name on first use, so that the command line can show its help without importing JAX."""
     if name not in _MODULES:
         raise AttributeError(f"module 'looksam.trainer' has no attribute {name!r}; it has {', '.join(__all__)}")
     return getattr(importlib.import_module(f"looksam.trainer.{_MODULES[name]}"), name)

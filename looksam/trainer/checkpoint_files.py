@@ -186,7 +186,9 @@ def snapshot(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Spec]
             specs[name]["impl"] = str(jax.random.key_impl(leaf))
     stored = {name: jax.random.key_data(leaf) if is_key(leaf) else leaf for name, leaf in leaves.items()}
     copies = {name: _copy(leaf) for name, leaf in stored.items()}
-    checksums = {name: checksum(leaf) for name, leaf in copies.items()}  # all of them under way before the first is read
+    checksums = {
+        name: checksum(leaf) for name, leaf in copies.items()
+    }  # all of them under way before the first is read
     for name, value in checksums.items():
         specs[name]["checksum"] = as_text(value)
     return copies, specs

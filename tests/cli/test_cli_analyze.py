@@ -10,7 +10,7 @@ import pytest
 
 from looksam.analysis import pac_bayes_bound
 from looksam.cli import analyze, main
-from looksam.experiments.report import flatness
+from looksam.experiments.report import analysis_report
 from looksam.experiments.report.document import Heatmap
 from looksam.trainer import evaluate_run, run
 from looksam.trainer.checkpoints import Checkpoints
@@ -146,7 +146,7 @@ def test_tables_and_options(cli, run_dir, result, stored, tmp_path):
 def test_figures_leave_gaps_where_the_loss_overflowed(result):
     landscape = json.loads(json.dumps(result["landscape"]))
     landscape["plane"]["train"][0][0] = landscape["line"]["train"][3] = None
-    line, _, plane = flatness.figures(result | {"landscape": landscape})
+    line, _, plane = analysis_report.figures(result | {"landscape": landscape})
     assert np.isnan(line.series[0].y[3])
     assert isinstance(plane, Heatmap) and np.isnan(plane.values[0][0]) and not plane.log
     assert analyze._finite({"a": [1.0, float("nan")], "b": float("inf"), "c": 2}) == {

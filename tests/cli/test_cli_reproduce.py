@@ -12,9 +12,7 @@ import looksam.trainer.plan.run
 import looksam.trainer.plan.table
 import looksam.trainer.recipes
 from looksam.cli import main
-from looksam.cli.reproduce import IDS
-from looksam.experiments import full
-from looksam.experiments.registry import EXPERIMENTS
+from looksam.experiments import EXPERIMENT_NAMES, EXPERIMENTS, full_scale
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.recipes import Listing, find
 from looksam.trainer.run_directory import read_recipe
@@ -36,8 +34,9 @@ def cli(capsys, tmp_path):
 # --- what it is told --------------------------------------------------------------------------------------------
 
 
-def test_ids_are_the_experiments():
-    assert tuple(EXPERIMENTS) == IDS and len(IDS) == 11
+def test_names_are_those_of_the_experiments():
+    assert tuple(experiment.name for experiment in EXPERIMENTS.values()) == EXPERIMENT_NAMES
+    assert len(EXPERIMENT_NAMES) == 11
 
 
 @pytest.mark.parametrize(
@@ -71,7 +70,7 @@ def test_a_dry_run_says_what_there_is_to_do(cli, tmp_path, seeds, runs):
     assert not (tmp_path / "out").exists()
 
 
-def test_experiments_share_their_cells(cli):
+def test_experiments_share_their_runs(cli):
     vit, gap = (cli(*names, "--dry-run")[1].split()[0] for names in (["vit"], ["vit", "sam5-gap"]))
     assert vit == gap
 
@@ -105,13 +104,13 @@ def score_in_the_paper(recipe):
     return cell("large_batch", batch, method=row)
 
 
-@pytest.mark.parametrize("name", IDS)
+@pytest.mark.parametrize("name", EXPERIMENT_NAMES)
 def test_full_recipes_are_the_papers_with_its_scores(name):
     experiment = EXPERIMENTS[name]
-    moved = getattr(experiment, "FULL_SETTINGS", ({},))
-    found = full.full_recipes(experiment, mesh="data=2", data_dir="images")
-    assert len(found) == len(experiment.FULL) * len(moved)
-    pairs = [(listed, extra) for listed in experiment.FULL for extra in moved]
+    moved = experiment.full_settings
+    found = full_scale.full_recipes(experiment, mesh="data=2", data_dir="images")
+    assert len(found) == len(experiment.full) * len(moved)
+    pairs = [(listed, extra) for listed in experiment.full for extra in moved]
     for (listed, extra), (label, (recipe, score)) in zip(pairs, found.items(), strict=True):
         assert label.startswith(listed)
         assert recipe == find(listed).recipe.replace(mesh="data=2", data_dir="images", **extra)
@@ -120,24 +119,24 @@ def test_full_recipes_are_the_papers_with_its_scores(name):
 
 def test_every_number_of_the_sensitivity_tables_has_its_run():
     for name, count in (("alpha", 6), ("rho", 8)):
-        scores = [score for _, score in full.full_recipes(EXPERIMENTS[name]).values()]
+        scores = [score for _, score in full_scale.full_recipes(EXPERIMENTS[name]).values()]
         assert len(scores) == count and None not in scores
-    labels = full.full_recipes(EXPERIMENTS["tradeoff"])
+    labels = full_scale.full_recipes(EXPERIMENTS["tradeoff"])
     assert [score for _, score in labels.values()] == [79.8, None, None, 79.8, 78.7, None]
     assert next(iter(labels)) == "vit_b16-look_sam-5-k-1"
 
 
 def test_only_cifar100_is_downloaded():
     for name, expected in (("cifar100", True), ("vit", False)):
-        found = full.full_recipes(EXPERIMENTS[name], download=True)
+        found = full_scale.full_recipes(EXPERIMENTS[name], download=True)
         assert {recipe.download for recipe, _ in found.values()} == {expected}
 
 
 def test_one_plan_for_each_model_batch_and_augmentation():
-    assert list(full.planned(EXPERIMENTS["tradeoff"])) == ["vit_b16-look_sam-5"]
-    assert list(full.planned(EXPERIMENTS["vit"])) == [f"vit_{m}-look_sam-5" for m in ("b16", "b32", "s16", "s32")]
+    assert list(full_scale.planned(EXPERIMENTS["tradeoff"])) == ["vit_b16-look_sam-5"]
+    assert list(full_scale.planned(EXPERIMENTS["vit"])) == [f"vit_{m}-look_sam-5" for m in ("b16", "b32", "s16", "s32")]
     batches = (4096, 8192, 16384, 32768)
-    assert list(full.planned(EXPERIMENTS["time"])) == [f"vit_b16-lamb-{b}-look_layer_sam" for b in batches]
+    assert list(full_scale.planned(EXPERIMENTS["time"])) == [f"vit_b16-lamb-{b}-look_layer_sam" for b in batches]
 
 
 def test_a_plan_of_full_scale(cli, monkeypatch):
@@ -160,11 +159,11 @@ def test_a_plan_of_full_scale(cli, monkeypatch):
 @pytest.fixture
 def shrunk(monkeypatch):
     """Every recipe of full scale becomes a small one."""
-    monkeypatch.setattr(full.recipes, "find", lambda name: Listing(SMALL, "table", 79.8, "a minute"))
+    monkeypatch.setattr(full_scale.recipes, "find", lambda name: Listing(SMALL, "table", 79.8, "a minute"))
 
 
 @pytest.mark.usefixtures("as_users_run_it")
-def test_full_scale_is_trained_and_goes_on(cli, tmp_path, shrunk):
+def test_full_scale_is_trained_and_resumes(cli, tmp_path, shrunk):
     arguments = ("drift", "--scale", "full", "--seeds", "2", "--mesh", "data=1")
     code, out, err = cli(*arguments)
     assert code == 0 and "vit_b16-sam, seed 1" in err

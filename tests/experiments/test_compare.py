@@ -2,11 +2,14 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
 from looksam.cli import main
-from looksam.experiments.report.comparison import as_text
+from looksam.experiments.comparison import compare, read_results
+from looksam.experiments.report.comparison_report import as_text
+from looksam.trainer.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
@@ -34,7 +37,7 @@ def test_tuning_does_not_read_the_test_set(tmp_path, capsys):
     assert main([*arguments, "--validation", "0.25", "--out", str(tmp_path), "--json"]) == 0
     tuning = json.loads((tmp_path / "tuning.json").read_text())["digits"]["methods"]["sam"]
     scores = [np.mean(seeds) for seeds in tuning["accuracy"]]
-    assert tuning["pick"] == tuning["grid"][int(np.argmax(scores))]
+    assert tuning["selected"] == tuning["grid"][int(np.argmax(scores))]
     hits = np.array(scores) * 150 / 100
     np.testing.assert_allclose(hits, np.round(hits), atol=1e-4)  # of the 150 held out, not of 1,197
 
@@ -51,3 +54,22 @@ def test_bad_arguments(arguments, message, tmp_path, capsys):
     assert code == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_all_methods_share_one_copy_of_the_training_set():
+    recipe, copies = Recipe(epochs=1, batch_size=200, learning_rate=0.05), []
+
+    def report(line):
+        copies.append(sum(array.shape == (600, 8, 8, 1) for array in jax.live_arrays()))
+
+    before = sum(array.shape == (600, 8, 8, 1) for array in jax.live_arrays())
+    compare(recipe, {"sam": {"rho": 0.1}, "look_sam": {"rho": 0.1}}, seeds=1, rounds=1, report=report)
+    assert copies == [before + 1] * 3
+
+
+@pytest.mark.parametrize(("version", "fix"), [(None, "run `looksam compare` again"), (2, "install a newer looksam")])
+def test_results_of_another_version(tmp_path, version, fix):
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"digits": {"version": version} if version else {}}))
+    with pytest.raises(ValueError, match=rf"results\.json: digits has format version .*, .* reads version 1; {fix}"):
+        read_results(path)

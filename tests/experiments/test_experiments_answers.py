@@ -1,17 +1,18 @@
-"""The sentences of reports on both sides of every threshold, and cells that are missing, cut off or lost."""
+"""The sentences of reports on both sides of every threshold, and runs that are missing, interrupted or lost."""
 
 import re
 
 import numpy as np
 import pytest
-from made_cells import JITTER, SEEDS, World, filled, lines_of
 from scipy import stats
+from synthetic_runs import JITTER, SEEDS, World, filled, lines_of
 
-from looksam.experiments import cifar100, drift, lamb
-from looksam.experiments.registry import EXPERIMENTS
+from looksam.experiments import EXPERIMENTS, small_scale
+from looksam.experiments.engine.pool import missing
+from looksam.experiments.engine.runs import Store
 from looksam.experiments.report.text import entry_text
-from looksam.experiments.reproduce import missing
-from looksam.experiments.store import Store
+
+CIFAR100, DRIFT = EXPERIMENTS["cifar100"], EXPERIMENTS["drift"]
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def world(tmp_path, monkeypatch):
     """One experiment's section in another world."""
 
     def section(experiment, **changes):
-        store = Store(tmp_path / "cells")
+        store = Store(tmp_path / "runs")
         filled(store, [experiment], World(**changes), monkeypatch)
         return experiment.section(store, SEEDS)
 
@@ -27,7 +28,7 @@ def world(tmp_path, monkeypatch):
 
 
 def test_sam_gains_and_how_much_of_it_is_kept(world):
-    answers = world(cifar100, kept={5: 0.8, 10: 0.798, 20: -0.1}).answers
+    answers = world(CIFAR100, kept={5: 0.8, 10: 0.798, 20: -0.1}).answers
     base = 60 + np.array(list(JITTER.values()))
     low, high = stats.ttest_ind(base + 2, base, equal_var=False).confidence_interval(0.95)
     assert answers[:4] == [
@@ -45,7 +46,7 @@ def test_sam_gains_and_how_much_of_it_is_kept(world):
 
 @pytest.mark.parametrize(("gain", "says"), [(0.5, "gains 0.50"), (-0.1, "loses 0.10"), (-2.0, "loses 2.00")])
 def test_sam_without_a_clear_gain(world, gain, says):
-    answers = world(cifar100, gain=gain).answers
+    answers = world(CIFAR100, gain=gain).answers
     verdict = "significant" if gain == -2.0 else "not significant"
     assert re.fullmatch(rf"clean labels: SAM {says} points .*, {verdict}\.", answers[0])
     assert answers[1] == "clean labels: SAM has no clear gain here, so there is none for LookSAM to keep."
@@ -53,8 +54,8 @@ def test_sam_without_a_clear_gain(world, gain, says):
 
 
 def test_verdicts_are_those_of_holm(world):
-    """Each of the ten comparisons of a column, corrected in another way: running maxima of (m - i) p."""
-    answers = world(cifar100, gain=1.3).answers
+    """Each of the ten comparisons of a label-noise setting, corrected in another way: running maxima of (m - i) p."""
+    answers = world(CIFAR100, gain=1.3).answers
     rows = {"base": 0.0, "sam": 1.3} | {f"sam_{k}": 1.3 * (0.5 - 0.01 * k) for k in (5, 10, 20)}
     rows |= {f"look_{k}": 1.3 * World().kept[k] for k in (5, 10, 20)}
     pairs = [("sam", "base"), *((f"look_{k}", other) for k in (5, 10, 20) for other in ("base", f"sam_{k}", "sam"))]
@@ -69,14 +70,14 @@ def test_verdicts_are_those_of_holm(world):
 
 
 def test_g_v_is_not_the_slow_one(world):
-    answer = world(drift, slow=False).answers[0]
+    answer = world(DRIFT, slow=False).answers[0]
     assert "g_v is not the slow one in absolute terms (1.870 against 1.650 of g_h and 2.200 of g_s)" in answer
     assert "is not the slow one in relative terms (1.390 against 1.200 of g_h and 1.300 of g_s)" in answer
 
 
 def test_scalings_that_do_not_differ(tmp_path, monkeypatch):
     store, experiment = Store(tmp_path), EXPERIMENTS["large-batch"]
-    filled(store, [experiment], World(scalings=dict.fromkeys(lamb.SCALINGS, 1.0)), monkeypatch)
+    filled(store, [experiment], World(scalings=dict.fromkeys(small_scale.SCALINGS, 1.0)), monkeypatch)
     assert "none differs significantly from the normalized reading" in experiment.section(store, SEEDS).answers[-1]
 
 
@@ -92,40 +93,40 @@ def test_a_value_that_is_significantly_worse(tmp_path, monkeypatch):
 
 def test_a_run_that_was_lost_does_not_stop_the_report(tmp_path, monkeypatch):
     class Lost(World):
-        def record(self, task):
+        def record(self, run):
             lost = {"train_loss_at_end": None, "sharpness_train": None, "weight_norm": None}
-            here = task.kind == "train" and task.recipe.method == "sam" and task.recipe.seed == 1
-            return super().record(task) | (lost if here else {})
+            here = run.kind == "train" and run.recipe.method == "sam" and run.recipe.seed == 1
+            return super().record(run) | (lost if here else {})
 
     store, bound = Store(tmp_path), EXPERIMENTS["bound"]
     filled(store, [bound], Lost(), monkeypatch)
     rows = lines_of(bound.section(store, SEEDS).tables[0], 3)
     assert rows["ViT", "clean labels", "SAM"]["bound"] is None
     assert rows["ViT", "clean labels", "AdamW"]["bound"].value > 1
-    picks = lines_of(cifar100.section(store, SEEDS).tables[1], 2)
-    assert entry_text(picks["clean labels", "SAM"]["training loss"]) == "nan ± nan"
+    selected = lines_of(CIFAR100.section(store, SEEDS).tables[1], 2)
+    assert entry_text(selected["clean labels", "SAM"]["training loss"]) == "nan ± nan"
 
 
-def test_what_waits_is_told_apart(tmp_path):
-    ready, later = missing(Store(tmp_path), [cifar100.stages], SEEDS)
-    assert len(ready) == 2 * 6 * 2 and {task.recipe.method for task in ready} == {"base"}
-    assert sum(task.kind == "tune" for task in later) == 2 * 3 * 6 * 2  # columns, methods, settings, seeds
-    assert sum(task.kind == "train" for task in later) == 2 * 8 * SEEDS
+def test_runs_that_depend_on_others_are_told_apart(tmp_path):
+    ready, later = missing(Store(tmp_path), [CIFAR100.stages], SEEDS)
+    assert len(ready) == 2 * 6 * 2 and {run.recipe.method for run in ready} == {"base"}
+    assert sum(run.kind == "tune" for run in later) == 2 * 3 * 6 * 2  # label-noise settings, methods, settings, seeds
+    assert sum(run.kind == "train" for run in later) == 2 * 8 * SEEDS
 
 
-def test_a_cut_off_call_goes_on(tmp_path, monkeypatch):
+def test_an_interrupted_call_resumes(tmp_path, monkeypatch):
     class OneBreaks(World):
-        def record(self, task):
-            if task.recipe.learning_rate == 0.6:
+        def record(self, run):
+            if run.recipe.learning_rate == 0.6:
                 raise KeyboardInterrupt
-            return super().record(task)
+            return super().record(run)
 
     store = Store(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        filled(store, [drift, cifar100], OneBreaks(), monkeypatch)
+        filled(store, [DRIFT, CIFAR100], OneBreaks(), monkeypatch)
     kept = {path.name for path in tmp_path.iterdir()}
     assert kept
-    asked = {task.key for tasks in filled(Store(tmp_path), [drift, cifar100], World(), monkeypatch) for task in tasks}
+    asked = {run.key for runs in filled(Store(tmp_path), [DRIFT, CIFAR100], World(), monkeypatch) for run in runs}
     assert not {f"{key}.json" for key in asked} & kept
 
 

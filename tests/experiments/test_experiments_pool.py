@@ -1,4 +1,4 @@
-"""Training processes: what they give back, and what is said when one fails or dies."""
+"""Training processes: what they give back, and what is reported when one fails or dies."""
 
 import multiprocessing
 import os
@@ -7,8 +7,8 @@ import types
 
 import pytest
 
-from looksam.experiments import pool
-from looksam.experiments.task import Task
+from looksam.experiments.engine import pool
+from looksam.experiments.engine.runs import Run
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.run_directory import RunError
 
@@ -17,46 +17,46 @@ MISSING = TINY.replace(dataset="cifar100", data_dir="no-such-folder")
 
 
 def test_two_processes_do_two_programs(tmp_path):
-    tasks = [
-        Task("tune", TINY.replace(label_noise=noise, seed=seed, learning_rate=0.01 * (1 + seed)))
+    runs = [
+        Run("tune", TINY.replace(label_noise=noise, seed=seed, learning_rate=0.01 * (1 + seed)))
         for noise in (0.0, 0.5)
         for seed in (0, 1)
     ]
-    found, here = {}, set()
+    results, here = {}, set()
 
-    def done(task, record):
+    def done(run, record):
         here.add(os.getpid())
-        assert task not in found
-        found[task] = record
+        assert run not in results
+        results[run] = record
 
-    pool.run_all(tasks, 2, done, str(tmp_path))
-    assert found.keys() == set(tasks) and here == {os.getpid()}
-    for record in found.values():
+    pool.train_all(runs, 2, done, str(tmp_path))
+    assert results.keys() == set(runs) and here == {os.getpid()}
+    for record in results.values():
         assert record.keys() == {"validation_accuracy", "train_loss", "seconds"}
-    assert len({record["train_loss"][0] for record in found.values()}) == 4  # each has its own labels, seed and rate
+    assert len({record["train_loss"][0] for record in results.values()}) == 4  # each has its own labels, seed and rate
     assert not multiprocessing.active_children()
 
 
 def test_an_error_comes_back_as_one_message(tmp_path):
     with pytest.raises(RunError, match="no-such-folder") as caught:
-        pool.run_all([Task("tune", MISSING)], 1, lambda task, record: None, str(tmp_path))
+        pool.train_all([Run("tune", MISSING)], 1, lambda run, record: None, str(tmp_path))
     assert "Traceback" not in str(caught.value)
     assert not multiprocessing.active_children()
 
 
-def test_a_killed_process_is_told_and_what_it_finished_is_kept(tmp_path):
-    tasks = [Task("tune", TINY), Task("tune", MISSING.replace(epochs=1, train_limit=10, batch_size=10))]
-    found = []
+def test_a_killed_process_is_reported_and_what_it_finished_is_kept(tmp_path):
+    runs = [Run("tune", TINY), Run("tune", MISSING.replace(epochs=1, train_limit=10, batch_size=10))]
+    finished = []
 
-    def done(task, record):
-        found.append(task)
+    def done(run, record):
+        finished.append(run)
         (worker,) = multiprocessing.active_children()
         worker.kill()
         worker.join()
 
     with pytest.raises(RunError, match=r"ended with code -9; finished runs are kept\. .*pass --workers 1"):
-        pool.run_all(tasks, 1, done, str(tmp_path))
-    assert found == tasks[:1]
+        pool.train_all(runs, 1, done, str(tmp_path))
+    assert finished == runs[:1]
     assert not multiprocessing.active_children()
 
 
@@ -75,7 +75,7 @@ def test_a_process_that_died_before_its_job(half_dead):
     worker, theirs = half_dead
     theirs.close()
     with pytest.raises(RunError, match="ended with code -9"):
-        worker.take([Task("tune", TINY)])
+        worker.take([Run("tune", TINY)])
 
 
 def test_a_process_that_died_within_its_answer(half_dead):
@@ -83,19 +83,19 @@ def test_a_process_that_died_within_its_answer(half_dead):
     os.write(theirs.fileno(), (100).to_bytes(4, "big") + b"a tenth of it")
     theirs.close()
     with pytest.raises(RunError, match="ended with code -9"):
-        worker.answered(lambda task, record: None)
+        worker.answered(lambda run, record: None)
 
 
 def test_an_error_no_one_foresaw_has_its_traceback(half_dead):
     worker, theirs = half_dead
     theirs.send(("error", "the whole traceback"))
     with pytest.raises(RunError, match="the whole traceback"):
-        worker.answered(lambda task, record: None)
+        worker.answered(lambda run, record: None)
 
 
 def test_jobs_share_a_program_and_the_longest_is_first():
     short, long = TINY, TINY.replace(epochs=9)
-    tasks = [Task("tune", recipe.replace(seed=seed)) for seed in (0, 1) for recipe in (short, long)]
-    jobs = pool._jobs(tasks)
-    assert [{task.recipe.epochs for task in job} for job in jobs] == [{9}, {1}]
-    assert [[task.recipe.seed for task in job] for job in jobs] == [[0, 1], [0, 1]]
+    runs = [Run("tune", recipe.replace(seed=seed)) for seed in (0, 1) for recipe in (short, long)]
+    jobs = pool._jobs(runs)
+    assert [{run.recipe.epochs for run in job} for job in jobs] == [{9}, {1}]
+    assert [[run.recipe.seed for run in job] for job in jobs] == [[0, 1], [0, 1]]

@@ -1,4 +1,4 @@
-"""What reports say, on cells whose accuracies are known: every number against one reckoned here."""
+"""What reports say, on runs whose accuracies are known: every number against one computed here."""
 
 import csv
 import itertools
@@ -7,33 +7,33 @@ import pathlib
 
 import numpy as np
 import pytest
-from made_cells import ERROR, PICKS, SEEDS, World, filled, lines_of
+from synthetic_runs import BEST, ERROR, SEEDS, World, filled, lines_of
 
 import looksam.trainer.recipes
-from looksam.experiments import augment_64k, desk, lamb, sweeps
-from looksam.experiments.registry import EXPERIMENTS
+from looksam.experiments import EXPERIMENTS, small_scale, table_augment_64k, table_sensitivity
+from looksam.experiments.engine.runs import Store
 from looksam.experiments.report.text import entry_text
-from looksam.experiments.store import Store
-from looksam.experiments.write import sections, summary, texts
+from looksam.experiments.reproduction import sections, summary, texts
+from looksam.trainer.recipe import Recipe
 
 TABLES = pathlib.Path(looksam.trainer.recipes.__file__).parent / "paper_tables"
 NOISES = {"clean labels": 0.0, "30 % random labels": 0.3}
 WORLD = World()
-ALPHA = PICKS["lamb"][lamb.LAYER][1]
+ALPHA = BEST["lamb"][small_scale.LAYER][1]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def stored(tmp_path_factory):
     """All eleven experiments, filled by the command's own way."""
-    store, lines = Store(tmp_path_factory.mktemp("cells")), []
+    store, lines = Store(tmp_path_factory.mktemp("runs")), []
     with pytest.MonkeyPatch.context() as monkeypatch:
         rounds = filled(store, EXPERIMENTS.values(), WORLD, monkeypatch, lines.append)
     return store, rounds, lines
 
 
 @pytest.fixture(scope="module")
-def report(made):
-    return {section.name: section for section in sections(made[0], SEEDS)}
+def report(stored):
+    return {section.name: section for section in sections(stored[0], SEEDS)}
 
 
 def paper(table):
@@ -62,29 +62,29 @@ ROWS = {"SAM": ("sam", 5), **{f"SAM-{k}": ("sam_k", k) for k in (5, 10, 20)}}
 ROWS |= {f"LookSAM-{k}": ("look_sam", k) for k in (5, 10, 20)}
 
 
-def test_stages_come_in_order_and_nothing_is_asked_for_twice(made, monkeypatch, tmp_path):
-    store, rounds, lines = made
-    kinds = [{(task.kind, task.recipe.method == "base") for task in tasks} for tasks in rounds]
+def test_stages_come_in_order_and_nothing_is_asked_for_twice(stored, monkeypatch, tmp_path):
+    store, rounds, lines = stored
+    kinds = [{(run.kind, run.recipe.method == "base") for run in runs} for runs in rounds]
     assert kinds[0] == {("tune", True)} and kinds[1] == {("tune", False)}
     assert {kind for kind, _ in kinds[2]} == {"train", "drift"} and len(rounds) == 3
-    asked = [(task.key, task.recipe.seed) for tasks in rounds for task in tasks]
+    asked = [(run.key, run.recipe.seed) for runs in rounds for run in runs]
     assert len(asked) == len(set(asked)) == len(lines)
-    assert all(task.recipe.data_dir == "data" for tasks in rounds for task in tasks)
+    assert all(run.recipe.data_dir == "data" for runs in rounds for run in runs)
     assert f"[{len(asked)} done, 0 to go, 0:00:00 left]" in lines[-1]
     assert filled(store, EXPERIMENTS.values(), WORLD, monkeypatch) == []  # a second call has nothing to do
 
 
-def test_a_summary_has_every_run(made):
-    found = summary(EXPERIMENTS["cifar100"], made[0], SEEDS)
-    tuned = [cell for key, cell in found["cells"].items() if key.startswith("tune")]
-    trained = [cell for key, cell in found["cells"].items() if key.startswith("train")]
+def test_a_summary_has_every_run(stored):
+    runs = summary(EXPERIMENTS["cifar100"], stored[0], SEEDS)["runs"]
+    tuned = [entry for key, entry in runs.items() if key.startswith("tune")]
+    trained = [entry for key, entry in runs.items() if key.startswith("train")]
     assert (len(tuned), len(trained)) == (2 * 4 * 6, 2 * 8)
-    for cell in [*tuned, *trained]:
-        recipe = desk.RESNET.replace(**cell["recipe"])
-        expected = [WORLD.accuracy(recipe.replace(seed=seed)) for seed in cell["seeds"]]
-        np.testing.assert_allclose(cell["accuracy"], expected)
-    assert {tuple(cell["seeds"]) for cell in tuned} == {(100, 101)}
-    assert {tuple(cell["seeds"]) for cell in trained} == {(0, 1, 2)}
+    for entry in [*tuned, *trained]:
+        recipe = Recipe(**entry["recipe"])
+        expected = [WORLD.accuracy(recipe.replace(seed=seed)) for seed in entry["seeds"]]
+        np.testing.assert_allclose(entry["accuracy"], expected)
+    assert {tuple(entry["seeds"]) for entry in tuned} == {(100, 101)}
+    assert {tuple(entry["seeds"]) for entry in trained} == {(0, 1, 2)}
 
 
 def test_cifar100(report):
@@ -94,10 +94,10 @@ def test_cifar100(report):
     for name, row in accuracy.items():
         method, k = ROWS.get(name, ("base", 5))
         for column, noise in NOISES.items():
-            is_mean(row[f"{column}, test %"], level(desk.RESNET, method, k=k, label_noise=noise))
+            is_mean(row[f"{column}, test %"], level(small_scale.RESNET, method, k=k, label_noise=noise))
         cost = {"base": 1.0, "sam": 2.0}.get(method, 1 + 1 / k)
-        assert row["gradients a step"].value == pytest.approx(cost)
-        assert row["time of base"].value == pytest.approx(cost + 0.05)
+        assert row["gradients per step"].value == pytest.approx(cost)
+        assert row["relative step time"].value == pytest.approx(cost + 0.05)
         key = {"SGD-M": "sgd_m"}.get(name) or name.lower().replace("looksam", "look_sam").replace("-", "_")
         for title, model in (("ResNet-18", "resnet18"), ("ResNet-50", "resnet50"), ("WRN-28-10", "wrn28_10")):
             is_paper(row[f"paper: {title}"], theirs[model][key])
@@ -108,23 +108,23 @@ def test_vit(report):
     nothing = {"top1": "", "seconds_per_epoch": ""}  # of k = 20
     for name, row in lines_of(report["vit"].tables[0]).items():
         method, k = ROWS.get(name, ("base", 5))
-        is_mean(row["30 % random labels, test %"], level(desk.VIT, method, k=k, label_noise=0.3))
+        is_mean(row["30 % random labels, test %"], level(small_scale.VIT, method, k=k, label_noise=0.3))
         key = {"AdamW": "adamw"}.get(name) or name.lower().replace("looksam", "look_sam").replace("-", "_")
         for title in ("B-16", "B-32", "S-16", "S-32"):
             model = f"vit_{title.lower().replace('-', '')}"
             is_paper(row[f"paper: ViT-{title}"], theirs.get((model, key), nothing)["top1"])
         seconds = theirs.get(("vit_b16", key), nothing)["seconds_per_epoch"]
-        is_paper(row["paper: time of base, ViT-B-16"], seconds, "59.7")
+        is_paper(row["paper: relative step time, ViT-B-16"], seconds, "59.7")
 
 
-def test_picks_are_where_the_held_out_accuracy_is_best(report):
+def test_selected_is_what_has_the_best_held_out_accuracy(report):
     for name, optimizer in (("cifar100", "sgdm"), ("vit", "adamw")):
         for (column, method), row in lines_of(report[name].tables[1], 2).items():
             key = {"SAM": "sam", "SAM-5": "sam_k", "LookSAM-5": "look_sam"}.get(method, "base")
-            rho, alpha = (None, None) if key == "base" else PICKS[optimizer][key]
-            expected = [f"{PICKS[optimizer]['base']:g}", *(None if x is None else f"{x:g}" for x in (rho, alpha))]
-            assert [row["rate"], row["ρ"], row["α"]] == expected
-            base = desk.RESNET if name == "cifar100" else desk.VIT
+            rho, alpha = (None, None) if key == "base" else BEST[optimizer][key]
+            expected = [f"{BEST[optimizer]['base']:g}", *(None if x is None else f"{x:g}" for x in (rho, alpha))]
+            assert [row["learning rate"], row["ρ"], row["α"]] == expected
+            base = small_scale.RESNET if name == "cifar100" else small_scale.VIT
             recipe = base.replace(method=ROWS.get(method, ("base", 5))[0], label_noise=NOISES[column])
             assert row["held-out %"].value == pytest.approx(WORLD.level(recipe))
             assert (row["training loss"].value, row["training loss"].error) == (
@@ -143,18 +143,19 @@ def test_large_batch(report):
         for name, row in lines_of(table).items():
             method = {"LAMB": "base", "LAMB + SAM": "sam", "LAMB + LookSAM-5": "look_sam"}.get(name, "look_layer_sam")
             scaling = name.partition(", ")[2] or "normalized"
-            for batch in lamb.BATCHES:
-                expected = level(desk.LAMB, method, scaling=scaling, batch_size=batch, label_noise=noise)
+            for batch in small_scale.LAMB_BATCHES:
+                expected = level(small_scale.LAMB, method, scaling=scaling, batch_size=batch, label_noise=noise)
                 is_mean(row[f"batch {batch}"], expected)
             for batch in (4096, 8192, 16384, 32768):
                 is_paper(row[f"paper: {batch:,}"], theirs[keys[name]][str(batch)] if name in keys else "")
-    picks = lines_of(section.tables[2], 3)["clean labels", str(lamb.BATCHES[-1]), "LAMB + Look-LayerSAM, literal"]
-    expected = PICKS["lamb"]["base"], *PICKS["lamb"]["look_layer_sam:literal"]
-    assert (picks["rate"], picks["ρ"], picks["α"]) == tuple(f"{value:g}" for value in expected)
-    counted = (
-        f"in so many of {2 * len(lamb.BATCHES)} cells: normalized {2 * len(lamb.BATCHES)}, literal 0, adaptive 0; "
-    )
-    assert f"{counted}literal is 1.50 below normalized at batch {lamb.BATCHES[0]}" in section.answers[-1]
+    selected = lines_of(section.tables[2], 3)[
+        "clean labels", str(small_scale.LAMB_BATCHES[-1]), "LAMB + Look-LayerSAM, literal"
+    ]
+    expected = BEST["lamb"]["base"], *BEST["lamb"]["look_layer_sam:literal"]
+    assert (selected["learning rate"], selected["ρ"], selected["α"]) == tuple(f"{value:g}" for value in expected)
+    places = 2 * len(small_scale.LAMB_BATCHES)
+    counted = f"best mean in the {places} settings: normalized {places}, literal 0, adaptive 0; "
+    assert f"{counted}literal is 1.50 below normalized at batch {small_scale.LAMB_BATCHES[0]}" in section.answers[-1]
     assert "adaptive is" not in section.answers[-1]  # 0.1 below: within the spread
 
 
@@ -170,11 +171,11 @@ def test_augment_64k(report):
     lines = lines_of(report["augment-64k"].tables[0])
     assert list(lines) == list(expected)
     for name, (method, extra, key) in expected.items():
-        for (column, noise), (ours, full) in itertools.product(NOISES.items(), augment_64k.BATCHES.items()):
-            level_here = level(desk.LAMB, method, batch_size=ours, label_noise=noise, **extra)
+        for (column, noise), (ours, full) in itertools.product(NOISES.items(), table_augment_64k.BATCHES.items()):
+            level_here = level(small_scale.LAMB, method, batch_size=ours, label_noise=noise, **extra)
             is_mean(lines[name][f"{column}, batch {ours}"], level_here)
             is_paper(lines[name][f"paper: {full:,}"], theirs[key][str(full)])
-    where = f"clean labels, batch {next(iter(augment_64k.BATCHES))}"
+    where = f"clean labels, batch {next(iter(table_augment_64k.BATCHES))}"
     parts = "Look-LayerSAM-5 +2.50; RandAugment +1.50; Mixup +0.10 (not significant)"
     assert report["augment-64k"].answers[0] == f"{where}: each against the row above it: {parts}."
 
@@ -184,11 +185,12 @@ def test_time(report):
     keys = {"LAMB": "lamb", "LayerSAM": "lamb+layer_sam", "Look-LayerSAM-5": "lamb+look_layer_sam"}
     for name, row in lines_of(report["time"].tables[0]).items():
         cost = {"LAMB": 1.0, "LayerSAM": 2.0}.get(name, 1.2)
-        assert [row[f"{what} of LAMB"].value for what in ("FLOPs", "gradients")] == [cost, cost]
-        assert (row["time of LAMB"].value, row["middle half"]) == (cost + 0.05, f"{cost - 0.01:.2f}–{cost + 0.1:.2f}")
+        assert [row[what].value for what in ("relative FLOPs", "gradients per step")] == [cost, cost]
+        quartiles = f"{cost - 0.01:.2f}–{cost + 0.1:.2f}"
+        assert (row["relative step time"].value, row["interquartile range"]) == (cost + 0.05, quartiles)
         for batch in (4096, 8192, 16384, 32768):
             is_paper(row[f"paper: hours, {batch:,}"], theirs[keys[name]][str(batch)])
-        is_paper(row["paper: of LAMB"], theirs[keys[name]]["4096"], theirs["lamb"]["4096"])
+        is_paper(row["paper: relative time"], theirs[keys[name]]["4096"], theirs["lamb"]["4096"])
     hours = [float(theirs[key]["4096"]) for key in keys.values()]
     assert (
         f"The paper's hours give {hours[2] / hours[0]:.2f} and {hours[1] / hours[0]:.2f}" in report["time"].answers[0]
@@ -202,14 +204,14 @@ def test_sensitivity(report, name, off):
     lines = lines_of(report[name].tables[0])
     for label, row in lines.items():
         value = float(label.split()[0])
-        for (column, noise), (ours, full) in itertools.product(NOISES.items(), sweeps.BATCHES.items()):
-            top = level(desk.LAMB, "look_layer_sam", batch_size=ours, label_noise=noise)
+        for (column, noise), (ours, full) in itertools.product(NOISES.items(), table_sensitivity.BATCHES.items()):
+            top = level(small_scale.LAMB, "look_layer_sam", batch_size=ours, label_noise=noise)
             is_mean(row[f"{column}, batch {ours}"], top - off(value))
             is_paper(row[f"paper: {full:,}"], theirs[str(full)].get(f"{value:.1f}"))
     for column in theirs["16384"].keys() - {"batch"}:  # every value of the paper has its row
         assert any(f"{float(label.split()[0]):.1f}" == column for label in lines)
     answer = report[name].answers[0]
-    best = f"({level(desk.LAMB, 'look_layer_sam', batch_size=next(iter(sweeps.BATCHES))):.2f} %)"
+    best = f"({level(small_scale.LAMB, 'look_layer_sam', batch_size=next(iter(table_sensitivity.BATCHES))):.2f} %)"
     if name == "alpha":  # 0.7 away: t = 4.95, p = 0.008, and 10 pairs are compared
         assert f"best at 0.3 {best}; no other value is significantly worse; the means lie within 0.70" in answer
     else:
@@ -220,11 +222,13 @@ def test_tradeoff(report):
     theirs = {row["method"]: row for row in paper("throughput")}
     for k, row in lines_of(report["tradeoff"].tables[0]).items():
         for column, noise in NOISES.items():
-            is_mean(row[f"{column}, test %"], level(desk.VIT, "look_sam", k=int(k), label_noise=noise))
-        assert row["throughput of k = 1"].value == pytest.approx(2.05 / (1 + 1 / int(k) + 0.05))
-        found = theirs.get("sam" if k == "1" else f"look_sam_{k}", {"top1": "", "images_per_second": ""})
-        is_paper(row["paper: ViT-B-16, top-1 %"], found["top1"])
-        is_paper(row["paper: throughput of k = 1"], found["images_per_second"], theirs["sam"]["images_per_second"])
+            is_mean(row[f"{column}, test %"], level(small_scale.VIT, "look_sam", k=int(k), label_noise=noise))
+        assert row["throughput relative to k = 1"].value == pytest.approx(2.05 / (1 + 1 / int(k) + 0.05))
+        printed = theirs.get("sam" if k == "1" else f"look_sam_{k}", {"top1": "", "images_per_second": ""})
+        is_paper(row["paper: ViT-B-16, top-1 %"], printed["top1"])
+        is_paper(
+            row["paper: throughput relative to k = 1"], printed["images_per_second"], theirs["sam"]["images_per_second"]
+        )
     assert "-0.20 at k = 5" in report["tradeoff"].answers[0] and "1.64-fold at k = 5" in report["tradeoff"].answers[0]
 
 
@@ -234,7 +238,7 @@ def test_sam5_gap(report):
         assert table.title.endswith(column)
         for name, row in lines_of(table).items():
             method, k = ROWS.get(name, ("base", 5))
-            end = level(desk.VIT, method, k=k, label_noise=noise)
+            end = level(small_scale.VIT, method, k=k, label_noise=noise)
             for i in range(10):
                 is_mean(row[f"epoch {6 * (i + 1)}"], end - 9 + i)
             key = {"base": "adamw"}.get(method) or name.lower().replace("looksam", "look_sam").replace("-", "_")
@@ -284,13 +288,13 @@ def test_figures(report):
     np.testing.assert_allclose(look.error, [ERROR] * 3)
 
 
-def test_sections_as_text(report, made):
+def test_sections_as_text(report):
     for section in report.values():
         files = texts(section)
         assert files.keys() == {"report.md", *(f"table-{i + 1}.csv" for i in range(len(section.tables)))}
         assert section.question in files["report.md"]
         assert "nan" not in files["report.md"].lower()
-        assert section.source["scale"] == "desk" and section.source["seeds"] == SEEDS
+        assert section.source["scale"] == "small" and section.source["seeds"] == SEEDS
         if section.name != "time":
             assert section.source["commits"] and section.source["jax"]
     assert all(isinstance(answer, str) and answer.endswith(".") for s in report.values() for answer in s.answers)

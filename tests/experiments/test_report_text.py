@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from report_samples import accuracy_table, sections
 
-from looksam.experiments.report.comparison import as_markdown
+from looksam.experiments.report.comparison_report import as_markdown
 from looksam.experiments.report.document import Figure, Heatmap, Section, Series, Table, Value
 from looksam.experiments.report.text import (
     entry_text,

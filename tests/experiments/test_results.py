@@ -1,15 +1,17 @@
 """The committed results: every report follows from the stored runs, and their page opens in a browser."""
 
+import json
 import pathlib
 
 import pytest
 from browser import Browser
 
-from looksam.experiments.registry import EXPERIMENTS
+from looksam.experiments import EXPERIMENT_NAMES, EXPERIMENTS
+from looksam.experiments.engine.runs import Run, Store
 from looksam.experiments.report.figures import draw
 from looksam.experiments.report.page import page
-from looksam.experiments.store import Store
-from looksam.experiments.write import INTRO, TIMINGS_OF, TITLE, texts, with_source
+from looksam.experiments.reproduction import INTRO, TITLE, sourced_section, texts
+from looksam.trainer.recipe import Recipe
 
 RESULTS = pathlib.Path(__file__).parents[2] / "results"
 SEEDS = 5
@@ -17,17 +19,17 @@ SEEDS = 5
 
 @pytest.fixture(scope="module")
 def sections():
-    store = Store(RESULTS / "cells")
-    return {name: with_source(experiment, store, SEEDS) for name, experiment in EXPERIMENTS.items()}
+    store = Store(RESULTS / "runs")
+    return {name: sourced_section(experiment, store, SEEDS) for name, experiment in EXPERIMENTS.items()}
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", EXPERIMENT_NAMES)
 def test_reports_and_tables_follow_from_the_stored_runs(name, sections):
     for file, text in texts(sections[name]).items():
         assert (RESULTS / name / file).read_text() == text, f"{name}/{file}: run `looksam reproduce {name}`"
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", EXPERIMENT_NAMES)
 def test_figures_follow_from_the_stored_runs(name, sections, tmp_path):
     for figure in sections[name].figures:
         svg, _ = draw(figure, tmp_path)
@@ -35,13 +37,20 @@ def test_figures_follow_from_the_stored_runs(name, sections, tmp_path):
 
 
 def test_the_stored_runs_are_those_that_are_reported():
-    store = Store(RESULTS / "cells")
-    tasks = [task for e in EXPERIMENTS.values() for stage in e.stages(store, SEEDS) for task in stage]
-    timings = {f"timing-{name}" for names in TIMINGS_OF.values() for name in names}
-    assert {path.stem for path in store.folder.glob("*.json")} == {task.key for task in tasks} | timings
-    commits = {record["commit"] for record in map(store.get, tasks)}
+    store = Store(RESULTS / "runs")
+    runs = [run for e in EXPERIMENTS.values() for stage in e.stages(store, SEEDS) for run in stage]
+    timings = {f"timing-{name}" for e in EXPERIMENTS.values() for name in e.timings}
+    assert {path.stem for path in store.folder.glob("*.json")} == {run.key for run in runs} | timings
+    commits = {record["commit"] for record in map(store.get, runs)}
     commits |= {store.measurement(name)["commit"] for name in timings}
     assert all(len(commit) == 12 and commit.isalnum() for commit in commits)  # no code that was not committed
+
+
+def test_stored_files_are_named_by_their_own_settings():
+    for path in (RESULTS / "runs").glob("*.json"):
+        content = json.loads(path.read_text())
+        if "recipe" in content:
+            assert Run(content["kind"], Recipe(**content["recipe"])).key == path.stem
 
 
 def test_the_page_of_all_experiments_in_a_browser(sections, tmp_path):
@@ -51,7 +60,7 @@ def test_the_page_of_all_experiments_in_a_browser(sections, tmp_path):
         path.write_text(page(list(sections.values()), TITLE, INTRO), encoding="utf-8")
         window.visit(path)
         heights = window.run("return [...document.querySelectorAll('main > section')].map(s => [s.id, s.offsetHeight])")
-        assert [name for name, _ in heights] == list(EXPERIMENTS)
+        assert [name for name, _ in heights] == list(EXPERIMENT_NAMES)
         assert all(height > 200 for _, height in heights)
         assert window.errors() == []
     finally:

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import looksam
-from looksam.experiments.compare.sweep import Sweep, curve_epochs
+from looksam.experiments.engine.runner import Runner, curve_epochs
 from looksam.trainer import RunError, evaluate_run, run
 from looksam.trainer.batches import load
 from looksam.trainer.data import epoch_batches
@@ -128,19 +128,19 @@ def test_data_is_limited_held_out_and_noisy_as_the_recipe_says():
     np.testing.assert_array_equal(noisy.test.labels, whole.test.labels)
 
 
-def test_a_lane_of_a_sweep_is_the_run_of_its_seed(tmp_path):
+def test_a_vmapped_run_is_the_run_of_its_seed(tmp_path):
     recipe = SHORT.replace(label_noise=0.2)
-    lanes = [recipe.replace(seed=1), recipe.replace(seed=2, rho=0.3, alpha=0.2, learning_rate=0.02)]
-    curve = Sweep(recipe, load(recipe)).start(lanes).run(points=2)
+    recipes = [recipe.replace(seed=1), recipe.replace(seed=2, rho=0.3, alpha=0.2, learning_rate=0.02)]
+    curve = Runner(recipe, load(recipe)).start(recipes).run(points=2).accuracy
     assert curve.shape == (2, 2)
-    for i, lane in enumerate(lanes):
-        alone = run(lane, tmp_path / str(i), quiet=True)
+    for i, own in enumerate(recipes):
+        alone = run(own, tmp_path / str(i), quiet=True)
         assert curve[-1, i] == pytest.approx(alone["test_accuracy"], abs=0.1)  # at most one image of 1,197
 
 
-def test_a_lane_differs_in_few_settings():
-    with pytest.raises(ValueError, match="a lane may set seed, learning_rate, rho, alpha"):
-        Sweep(SHORT, load(SHORT)).start([SHORT.replace(k=2)])
+def test_vmapped_runs_differ_in_few_settings():
+    with pytest.raises(ValueError, match="vmapped runs may only differ in seed, learning_rate, rho, alpha"):
+        Runner(SHORT, load(SHORT)).start([SHORT.replace(k=2)])
 
 
 def test_curve_epochs():

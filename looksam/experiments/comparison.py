@@ -1,0 +1,148 @@
+"""`looksam compare`: methods side by side on one recipe, the engine's smallest client.
+
+``compare`` trains every method at its selected hyper-parameters and times its steps; ``tune`` selects ρ and α on a
+validation split.
+"""
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from looksam.experiments.engine.runner import (
+    CURVE_POINTS,
+    SHARPNESS_RHO,
+    Runner,
+    curve_epochs,
+    device_arrays,
+    parameter_count,
+)
+from looksam.experiments.engine.runs import versions
+from looksam.experiments.engine.timer import steps_of_runner, time_ratios
+from looksam.experiments.engine.tuner import Settings, best, grid_around, mean_scores, own_settings
+from looksam.experiments.experiment import mean_entry
+from looksam.experiments.report.text import entry_text
+from looksam.methods import METHODS
+from looksam.trainer.batches import load
+from looksam.trainer.recipe import Recipe
+from looksam.trainer.recipes.small import DIGITS_GRIDS, DIGITS_SELECTED
+
+VERSION = 1  # of results.json and tuning.json
+VMAPPED_PARAMETERS = 150_000  # larger models train one seed at a time, to bound the memory
+Report = Callable[[str], None]
+
+
+def selected(name: str, recipe: Recipe, methods: list[str]) -> dict[str, Settings]:
+    """The hyper-parameters tuned for the recipe of this name; the recipe's own ρ, α and k where there are none."""
+    tuned = DIGITS_SELECTED.get(name, {})
+    return {method: tuned.get(method) or own_settings(recipe, method) for method in methods if method != "base"}
+
+
+def grids(name: str, recipe: Recipe, methods: list[str]) -> dict[str, list[Settings]]:
+    """Eight settings per method, equal effort: those of the recipe of this name, or others around its own ρ."""
+    known = DIGITS_GRIDS if name in DIGITS_SELECTED else {}
+    return {method: known.get(method) or grid_around(recipe, method) for method in methods if method != "base"}
+
+
+def compare(
+    recipe: Recipe, settings: dict[str, Settings], *, seeds: int, rounds: int = 20, report: Report = print
+) -> dict[str, Any]:
+    """Trains every method at its own settings and returns the results as plain numbers.
+
+    Args:
+      recipe: what all methods share.
+      settings: the ρ, α and k of each method. ``"base"`` is always trained.
+      seeds: the number of runs of each method, from ``recipe.seed`` on.
+      rounds: the number of rounds of interleaved timing.
+      report: receives one line of text per method.
+    """
+    dataset = load(recipe)
+    arrays = device_arrays(dataset)
+    together = seeds if parameter_count(recipe, dataset) <= VMAPPED_PARAMETERS else 1
+    runners, results = {}, {}
+    everything: dict[str, Settings] = {"base": {}} | settings
+    for name, values in everything.items():
+        own = recipe.replace(method=name, **values)
+        runner = runners[name] = Runner(own, dataset, arrays)
+        outcome = _trained(runner, [own.replace(seed=own.seed + i) for i in range(seeds)], together)
+        gradients = METHODS[name].gradients_per_step(own.k)
+        results[name] = {"settings": values, "gradients_per_step": gradients} | outcome
+        report(f"{name}: {entry_text(mean_entry(outcome['accuracy']))} %")
+    steps = {name: steps_of_runner(runner) for name, runner in runners.items()}
+    for name, quartiles in time_ratios(steps, rounds).items():
+        results[name]["time_ratio"] = quartiles
+    return {
+        "version": VERSION,
+        "recipe": recipe.to_dict(),
+        "seeds": seeds,
+        "curve_epochs": curve_epochs(recipe.epochs),
+        "sharpness_rho": SHARPNESS_RHO,
+        "methods": results,
+        "versions": versions(),
+    }
+
+
+def _trained(runner: Runner, recipes: list[Recipe], together: int) -> dict[str, list[Any]]:
+    """The learning curves and the sharpness at their end, of all runs."""
+    parts = []
+    for curves in runner.trained(recipes, together, CURVE_POINTS):
+        sharpness = (runner.loss_and_sharpness(images)[1] for images in (runner.train, runner.test))
+        parts.append((curves.accuracy, *sharpness))
+    curve, on_train, on_test = (np.concatenate(part, axis=-1) for part in zip(*parts, strict=True))
+    return {
+        "accuracy": curve[-1].tolist(),
+        "curve": curve.tolist(),
+        "sharpness_train": on_train.tolist(),
+        "sharpness_test": on_test.tolist(),
+    }
+
+
+def tune(recipe: Recipe, grids: dict[str, list[Settings]], *, seeds: int, report: Report = print) -> dict[str, Any]:
+    """Selects, for each method, the setting of its grid with the best mean accuracy on a validation split.
+
+    The split is taken from the training set, so the test set is not read. All settings and seeds train together.
+    """
+    if not recipe.validation:
+        raise ValueError("tuning needs a validation split; pass --validation, the share of the training set held out.")
+    dataset = load(recipe)
+    arrays = device_arrays(dataset)
+    results = {}
+    for name, grid in grids.items():
+        own = recipe.replace(method=name, **{k: v for k, v in grid[0].items() if k == "k"})
+        recipes = [own.replace(seed=own.seed + i, **setting) for setting in grid for i in range(seeds)]
+        (curves,) = Runner(own, dataset, arrays).trained(recipes, len(recipes), points=1)
+        accuracy = curves.accuracy[-1].reshape(len(grid), seeds)
+        for setting, values in zip(grid, accuracy, strict=True):
+            report(f"{name} {setting}: {entry_text(mean_entry(values))} %")
+        chosen = grid[best(mean_scores(accuracy))]
+        report(f"{name}: selected {chosen}")
+        results[name] = {"selected": chosen, "grid": grid, "accuracy": accuracy.tolist()}
+    return {
+        "version": VERSION,
+        "recipe": recipe.to_dict(),
+        "seeds": seeds,
+        "methods": results,
+        "versions": versions(),
+    }
+
+
+def write_results(path: pathlib.Path, results: dict[str, Any]) -> None:
+    """Writes results.json or tuning.json, whole or not at all."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(results, indent=1) + "\n")
+    partial.rename(path)
+
+
+def read_results(path: pathlib.Path) -> dict[str, Any]:
+    """The content of results.json or tuning.json, by recipe. Raises ValueError for another version of the format."""
+    results = json.loads(path.read_text())
+    for name, result in results.items():
+        version = result.get("version", "none")
+        if version != VERSION:
+            older = not isinstance(version, int) or version < VERSION
+            fix = "run `looksam compare` again" if older else "install a newer looksam"
+            message = f"has format version {version}, and this looksam reads version {VERSION}"
+            raise ValueError(f"{path}: {name} {message}; {fix}.")
+    return results

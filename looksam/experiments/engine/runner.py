@@ -1,0 +1,182 @@
+"""The runner: many runs of one program, vmapped over seeds and hyper-parameters, or one by one.
+
+Runs of one recipe may differ in their seed, learning rate, ρ and α; all else is compiled in. ``Runner`` holds the
+programs and the state of the runs that train together.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from looksam.analysis import one_step_sharpness
+from looksam.trainer.batches import make_eval_batches
+from looksam.trainer.data import Dataset, Images, epoch_batches
+from looksam.trainer.data.transforms.augment import normalize
+from looksam.trainer.optimizers import make_optimizer, make_rule
+from looksam.trainer.recipe import Recipe
+from looksam.trainer.step import TrainState, init_state, make_eval_step, make_train_step, moments
+from looksam.trainer.training import make_model
+
+SHARPNESS_RHO = 0.05  # one radius for all methods, so that the numbers compare
+SHARPNESS_IMAGES = 1200  # the first images of a set; all of digits
+VMAPPED_SETTINGS = ("seed", "learning_rate", "rho", "alpha")  # what may differ between the runs of one program
+CURVE_POINTS = 10  # of a learning curve
+
+
+class Hyperparams(NamedTuple):
+    """The hyper-parameters that are arguments of the program: arrays with one entry per run."""
+
+    learning_rate: jax.Array
+    rho: jax.Array
+    alpha: jax.Array
+
+
+class Curves(NamedTuple):
+    """Learning curves, arrays of shape (points, runs)."""
+
+    accuracy: np.ndarray  # on the test set, in percent
+    loss: np.ndarray  # mean over the training steps of the epoch
+
+
+def device_arrays(dataset: Dataset) -> tuple[jax.Array, jax.Array]:
+    """The images and labels of the training set on the device, to be shared by several runners."""
+    images, labels = _in_memory(dataset)[0].images, _in_memory(dataset)[0].labels
+    return jax.device_put((images, labels))
+
+
+class Runner:
+    """The compiled programs of ``recipe``, and the runs that they train together.
+
+    ``start`` begins one run per recipe it is given; results have one entry per run. Runners of other methods on the
+    same dataset may share its ``arrays``.
+    """
+
+    def __init__(self, recipe: Recipe, dataset: Dataset, arrays: tuple[jax.Array, jax.Array] | None = None) -> None:
+        if recipe.across_epochs:
+            raise ValueError("comparisons draw batches within epochs; use `looksam train` for across_epochs.")
+        self.recipe, self.dataset = recipe, dataset
+        self.train, self.test = _in_memory(dataset)
+        self._data = arrays or device_arrays(dataset)
+        self.steps_per_epoch = len(dataset.train) // recipe.batch_size
+        self.total_steps = recipe.epochs * self.steps_per_epoch
+        self.model, self.rule = make_model(recipe, dataset), make_rule(recipe)
+        self._compile()
+
+    def start(self, recipes: Sequence[Recipe]) -> "Runner":
+        """Begins one run per recipe; they may differ from the runner's in VMAPPED_SETTINGS only."""
+        for recipe in recipes:
+            if recipe.replace(**{name: getattr(self.recipe, name) for name in VMAPPED_SETTINGS}) != self.recipe:
+                raise ValueError(f"vmapped runs may only differ in {', '.join(VMAPPED_SETTINGS)}, not as {recipe}.")
+        self._seeds = [recipe.seed for recipe in recipes]
+        values = [(recipe.peak_learning_rate(), recipe.rho, recipe.alpha) for recipe in recipes]
+        self._hyperparams = Hyperparams(*jnp.asarray(values, jnp.float32).T)
+        self._epoch, self._order = -1, np.zeros((0, 0, 0), np.int32)
+        self.state: TrainState = self._init(jnp.asarray(self._seeds, jnp.uint32))
+        return self
+
+    def trained(self, recipes: Sequence[Recipe], together: int, points: int = CURVE_POINTS) -> Iterator[Curves]:
+        """Trains runs to their end, ``together`` at a time. After each group its state can be read here."""
+        for first in range(0, len(recipes), together):
+            yield self.start(recipes[first : first + together]).run(points)
+
+    def run(self, points: int) -> Curves:
+        """Trains to the end, and evaluates at ``points`` epochs on the way."""
+        accuracy, losses = [], []
+        for epoch in range(self.recipe.epochs):
+            loss = self.run_epoch(epoch)
+            if epoch + 1 in curve_epochs(self.recipe.epochs, points):
+                accuracy.append(self.accuracy())
+                losses.append(loss)
+        return Curves(np.stack(accuracy), np.stack(losses))
+
+    def run_epoch(self, epoch: int) -> np.ndarray:
+        """One pass over the training set; returns the mean training loss of each run."""
+        first = epoch * self.steps_per_epoch
+        losses = [self.step(i) for i in range(first, first + self.steps_per_epoch)]
+        return np.mean(jax.device_get(losses), axis=0)
+
+    def step(self, i: int) -> jax.Array:
+        """Step i of every run; returns the training losses."""
+        epoch, position = divmod(i, self.steps_per_epoch)
+        if epoch != self._epoch:
+            size, batch = len(self.dataset.train), self.recipe.batch_size
+            orders = {seed: epoch_batches(size, batch, seed, epoch) for seed in set(self._seeds)}
+            self._epoch, self._order = epoch, np.stack([orders[seed] for seed in self._seeds], axis=1)
+        refresh = self.rule.refreshes(i) if self.rule else None
+        self.state, losses = self._step(refresh, self.state, self._data, self._order[position], self._hyperparams)
+        return losses
+
+    def accuracy(self, images: Images | None = None) -> np.ndarray:
+        """The accuracy of each run in percent, on ``images`` or on the test set."""
+        dataset = self.dataset if images is None else dataclasses.replace(self.dataset, test=images)
+        batches = make_eval_batches(dataset, self.recipe)
+        hits = np.sum([np.asarray(self._hits(self.state, *batch)) for batch in batches], axis=0)
+        return 100 * hits / len(dataset.test)
+
+    def loss_and_sharpness(self, images: Images) -> tuple[np.ndarray, np.ndarray]:
+        """The loss on the first of some images, and by how much one ascent step of length 0.05 raises it."""
+        few = images.take(np.arange(min(SHARPNESS_IMAGES, len(images))))
+        loss, sharpness = self._loss_and_sharpness(self.state, few.images, few.labels)
+        return np.asarray(loss), np.asarray(sharpness)
+
+    def _compile(self) -> None:
+        @jax.jit
+        @jax.vmap
+        def init(seed: jax.Array) -> TrainState:
+            tx = make_optimizer(self.recipe, self.total_steps)
+            return init_state(jax.random.key(seed), self.model, self.rule, tx)
+
+        @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+        def step(refresh: bool | None, state: TrainState, data: Any, batch: Any, hyperparams: Any) -> tuple[Any, Any]:
+            def one_run(state: TrainState, batch: jax.Array, values: Hyperparams) -> tuple[TrainState, jax.Array]:
+                rule = make_rule(self.recipe, values.rho, values.alpha)
+                tx = make_optimizer(self.recipe, self.total_steps, values.learning_rate)
+                train_step = make_train_step(self.recipe, self.dataset, self.model, rule, tx)
+                state, metrics = train_step(state, data[0][batch], data[1][batch], refresh)
+                return state, metrics["loss"]
+
+            return jax.vmap(one_run)(state, batch, hyperparams)
+
+        eval_step = make_eval_step(self.dataset, self.model)
+
+        @jax.jit
+        def hits(state: TrainState, *batch: jax.Array) -> jax.Array:
+            return jax.vmap(lambda s: eval_step(s.params, s.stats, *batch)["hits"])(state)
+
+        @jax.jit
+        def loss_and_sharpness(state: TrainState, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+            inputs = normalize(images, *moments(self.dataset))
+
+            def one_run(state: TrainState) -> tuple[jax.Array, jax.Array]:
+                def loss(params: Any) -> jax.Array:
+                    logits, _ = self.model.apply(params, state.stats, inputs, train=False)
+                    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1))
+
+                return loss(state.params), one_step_sharpness(loss, state.params, SHARPNESS_RHO)
+
+            return jax.vmap(one_run)(state)
+
+        self._init, self._step, self._hits, self._loss_and_sharpness = init, step, hits, loss_and_sharpness
+
+
+def _in_memory(dataset: Dataset) -> tuple[Images, Images]:
+    if not isinstance(dataset.train, Images) or not isinstance(dataset.test, Images):
+        raise ValueError(f"{dataset.name} is streamed, and comparisons need a set in memory; use `looksam train`.")
+    return dataset.train, dataset.test
+
+
+def curve_epochs(epochs: int, points: int = CURVE_POINTS) -> list[int]:
+    """The epochs at which a learning curve is evaluated: evenly spread, the last one included."""
+    return sorted({round(epochs * (i + 1) / points) for i in range(points)} - {0})
+
+
+def parameter_count(recipe: Recipe, dataset: Dataset) -> int:
+    """The number of parameters of the recipe's model."""
+    params, _ = jax.eval_shape(make_model(recipe, dataset).init, jax.random.key(0))
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(params))

@@ -1,0 +1,100 @@
+"""The table and the picture of a comparison of methods: accuracy, cost and sharpness, and learning curves."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from looksam.experiments.engine.statistics import mean_and_standard_error
+from looksam.experiments.report.plot_data import style
+from looksam.experiments.report.text import lines_markdown, lines_text
+from looksam.methods import METHODS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+HEADER = (
+    *("method", "ρ", "α", "test accuracy, %", "gradients per step", "relative step time"),
+    *("sharpness, train", "test"),
+)
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """The table for the terminal and for documents, with its title."""
+    return f"{title(result)}\n\n{lines_text([HEADER, *_rows(result)])}"
+
+
+def as_markdown(result: dict[str, Any]) -> str:
+    """The same table in Markdown."""
+    return f"**{title(result)}**\n\n{lines_markdown([HEADER, *_rows(result)], left=range(len(HEADER)))}"
+
+
+def title(result: dict[str, Any]) -> str:
+    """What was trained: dataset, label noise, model, optimizer and the number of seeds."""
+    recipe = result["recipe"]
+    noise = f", {100 * recipe['label_noise']:.0f} % of the training labels random" if recipe["label_noise"] else ""
+    return f"{recipe['dataset']}{noise}, {recipe['model']}, {recipe['optimizer']}, {result['seeds']} seeds"
+
+
+def mean_and_error(values: Sequence[float] | np.ndarray, digits: int) -> str:
+    """Mean ± standard error over seeds; the mean alone where there is one seed."""
+    mean, error = mean_and_standard_error(values)
+    return f"{mean:.{digits}f}" if len(values) < 2 else f"{mean:.{digits}f} ± {error:.{digits}f}"
+
+
+def draw_comparison(results: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
+    """Draw accuracy against cost, and learning curves, in one row per result. The suffix of the file is its format."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.4 * len(results)), layout="constrained", dpi=150)
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(len(results), 2, squeeze=False, width_ratios=(1, 1.3))
+    for (cost, curves), result in zip(grid, results, strict=True):
+        _draw_cost(cost, result)
+        _draw_curves(curves, result)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def _rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
+    return [_row(method, outcome) for method, outcome in result["methods"].items()]
+
+
+def _row(method: str, outcome: dict[str, Any]) -> tuple[str, ...]:
+    settings, (_, time_ratio, _) = outcome["settings"], outcome["time_ratio"]
+    return (
+        METHODS[method].display(settings.get("k", "k")),
+        f"{settings['rho']:g}" if "rho" in settings else "–",
+        f"{settings['alpha']:g}" if "alpha" in settings else "–",
+        mean_and_error(outcome["accuracy"], 2),
+        f"{outcome['gradients_per_step']:.1f}",
+        f"{time_ratio:.2f}×",
+        mean_and_error(outcome["sharpness_train"], 4),
+        mean_and_error(outcome["sharpness_test"], 3),
+    )
+
+
+def _draw_cost(axes: "Axes", result: dict[str, Any]) -> None:
+    for method, outcome in result["methods"].items():
+        colour, marker = style(method).colour, style(method).marker
+        mean, error = mean_and_standard_error(outcome["accuracy"])
+        axes.errorbar(outcome["time_ratio"][1], mean, error, color=colour, marker=marker, markersize=8, capsize=3)
+    axes.set(xlabel="time per step, relative to base", ylabel="test accuracy, %")
+    axes.margins(0.1)
+    axes.set_title(title(result), loc="left", fontsize=9)
+    axes.grid(alpha=0.25)
+
+
+def _draw_curves(axes: "Axes", result: dict[str, Any]) -> None:
+    epochs = result["curve_epochs"]
+    for method, outcome in result["methods"].items():
+        colour, marker = style(method).colour, style(method).marker
+        mean, error = mean_and_standard_error(np.array(outcome["curve"]).T)
+        label = METHODS[method].display(outcome["settings"].get("k", "k"))
+        axes.plot(epochs, mean, color=colour, marker=marker, markersize=4, label=label)
+        axes.fill_between(epochs, mean - error, mean + error, color=colour, alpha=0.2, linewidth=0)
+    axes.set(xlabel="epoch", ylabel="test accuracy, %")
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.25)

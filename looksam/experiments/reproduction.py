@@ -1,0 +1,151 @@
+"""The paper's experiments at small scale, from end to end: train what is missing, measure times, write the reports.
+
+Each experiment gets a folder with its report, tables, figures and the runs they rest on; one page shows them all.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from looksam.experiments import EXPERIMENT_NAMES, EXPERIMENTS
+from looksam.experiments.engine import timer
+from looksam.experiments.engine.pool import Stages, cost, missing, train_missing
+from looksam.experiments.engine.runs import Record, Store, changed_settings, provenance
+from looksam.experiments.experiment import Experiment
+from looksam.experiments.report.document import Section
+from looksam.experiments.report.page import page
+from looksam.experiments.report.text import section_markdown, section_text, table_csv
+from looksam.experiments.small_scale import timed_recipes
+
+SUMMARY_VERSION = 1  # of summary.json
+TITLE = "LookSAM: the paper's experiments at small scale"
+INTRO = (
+    "Every table and figure of the paper, asked again on two CPU cores: small models of the same code on real images, "
+    "with the paper's numbers next to ours. Absolute accuracies do not compare with the paper's; orderings, gains and "
+    "ratios do.",
+    "± is one standard error over seeds. Where a gain or an ordering of the paper does not show, or is not "
+    "significant, the text says so.",
+)
+
+
+class SmallScale:
+    """Some experiments on ``seeds`` seeds, with their results in ``out`` and their runs in ``out/runs``."""
+
+    def __init__(self, out: pathlib.Path, names: tuple[str, ...], seeds: int) -> None:
+        self.out, self.names, self.seeds = out, names, seeds
+        self.store = Store(out / "runs")
+
+    def missing(self) -> str:
+        """What remains to be done, in words."""
+        runs = [run for part in missing(self.store, self._stages(), self.seeds) for run in part]
+        minutes = sum(map(cost, runs)) / 1000 / 60
+        timings = ", ".join(self._missing_timings()) or "none"
+        return f"{len(runs)} runs to train, about {minutes:.0f} minutes of one core; times to measure: {timings}"
+
+    def fill(self, workers: int | None, data_dir: str | None, download: bool, report: Callable[[str], None]) -> None:
+        """Trains the missing runs, then measures the missing times."""
+        train_missing(
+            self.store,
+            self._stages(),
+            seeds=self.seeds,
+            workers=workers or os.cpu_count() or 1,
+            data_dir=data_dir,
+            download=download,
+            report=report,
+        )
+        for name in self._missing_timings():  # the training processes have ended: nothing else may run now
+            report(f"measuring times on {name}")
+            self.store.write(f"timing-{name}", timer.measure(timed_recipes(name), report) | provenance())
+
+    def write(self) -> Iterator[str]:
+        """Writes the results of each experiment, then the page of all that are complete; gives their texts."""
+        for name in self.names:
+            section = sourced_section(EXPERIMENTS[name], self.store, self.seeds)
+            write_section(section, summary(EXPERIMENTS[name], self.store, self.seeds), self.out / name)
+            yield section_text(section)
+        ready = tuple(name for name in EXPERIMENT_NAMES if self._complete(name))
+        (self.out / "report.html").write_text(page(sections(self.store, self.seeds, ready), TITLE, INTRO))
+        yield f"{self.out}/report.html"
+
+    def _stages(self) -> list[Stages]:
+        return [EXPERIMENTS[name].stages for name in self.names]
+
+    def _missing_timings(self) -> list[str]:
+        quoted = dict.fromkeys(timing for name in self.names for timing in EXPERIMENTS[name].timings)
+        return [timing for timing in quoted if not timer.stored_ratios(self.store, timing)]
+
+    def _complete(self, name: str) -> bool:
+        trained = all(run in self.store for stage in EXPERIMENTS[name].stages(self.store, self.seeds) for run in stage)
+        return trained and all(timer.stored_ratios(self.store, timing) for timing in EXPERIMENTS[name].timings)
+
+
+def sections(store: Store, seeds: int, names: tuple[str, ...] = EXPERIMENT_NAMES) -> list[Section]:
+    """The reports of these experiments."""
+    return [sourced_section(EXPERIMENTS[name], store, seeds) for name in names]
+
+
+def sourced_section(experiment: Experiment, store: Store, seeds: int) -> Section:
+    """The report of an experiment, with the commits and versions that its runs were trained by."""
+    source = summary(experiment, store, seeds)
+    about: dict[str, Any] = {"scale": "small", "seeds": seeds, "commits": ", ".join(source["commits"])}
+    about |= {name: ", ".join(versions) for name, versions in source["versions"].items()}
+    return dataclasses.replace(experiment.section(store, seeds), source=about)
+
+
+def summary(experiment: Experiment, store: Store, seeds: int) -> dict[str, Any]:
+    """Every run that the experiment rests on: its settings, seeds, accuracies and provenance."""
+    runs: dict[str, dict[str, Any]] = {}
+    commits: set[str] = set()
+    versions: dict[str, set[str]] = {}
+
+    def note(record: Record) -> None:
+        if "commit" in record:
+            commits.add(record["commit"])
+        for name, version in record.get("versions", {}).items():
+            versions.setdefault(name, set()).add(version)
+
+    for run in (run for stage in experiment.stages(store, seeds) for run in stage):
+        record = store.get(run)
+        if record is None:
+            raise ValueError(f"{run.key} with seed {run.recipe.seed} is not stored; run `looksam reproduce`.")
+        entry = runs.setdefault(run.key, {"recipe": changed_settings(run.recipe), "seeds": [], "accuracy": []})
+        if run.recipe.seed not in entry["seeds"]:
+            entry["seeds"].append(run.recipe.seed)
+            entry["accuracy"].append(_accuracy(record))
+        note(record)
+    for timing in experiment.timings:
+        note(store.measurement(f"timing-{timing}") or {})
+    return {
+        "version": SUMMARY_VERSION,
+        "experiment": experiment.name,
+        "commits": sorted(commits),
+        "versions": {name: sorted(values) for name, values in sorted(versions.items())},
+        "runs": runs,
+    }
+
+
+def _accuracy(record: Record) -> float | None:
+    """The accuracy on the test set; for tuning runs on the held-out images."""
+    curve = record.get("validation_accuracy")
+    return record.get("test_accuracy", curve[-1] if curve else None)
+
+
+def write_section(section: Section, source: dict[str, Any], folder: pathlib.Path) -> None:
+    """Writes report.md, a CSV for each table, figures as SVG and PNG, and summary.json."""
+    from looksam.experiments.report.figures import draw
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for figure in section.figures:
+        draw(figure, folder)
+    for name, text in texts(section).items():
+        (folder / name).write_text(text)
+    (folder / "summary.json").write_text(json.dumps(source, indent=None, separators=(",", ":")) + "\n")
+
+
+def texts(section: Section) -> dict[str, str]:
+    """The text files of a section, which a test compares with the stored ones."""
+    tables = {f"table-{i + 1}.csv": table_csv(table) for i, table in enumerate(section.tables)}
+    return {"report.md": section_markdown(section)} | tables

@@ -1,0 +1,229 @@
+"""Base, SAM, SAM-k and LookSAM-k side by side: what the tables on CIFAR-100 and of ViTs have in common."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from looksam.experiments.engine.naming import label, parse_row
+from looksam.experiments.engine.runner import curve_epochs
+from looksam.experiments.engine.runs import Record, Run, Store
+from looksam.experiments.engine.statistics import (
+    RULE,
+    difference,
+    mean_and_standard_error,
+    share_kept,
+    significant,
+)
+from looksam.experiments.engine.timer import stored_ratios
+from looksam.experiments.engine.tuner import (
+    TUNING_SEEDS,
+    Study,
+    accuracies,
+    reported_records,
+    reported_runs,
+    tuning_stages,
+)
+from looksam.experiments.experiment import Findings, mean_entry, mean_series, setting_entry, times_entry
+from looksam.experiments.report.document import Entry, Figure, Series, Table, Value
+from looksam.experiments.small_scale import PERIODS, SAM_ROWS
+from looksam.methods import METHODS
+from looksam.trainer.recipe import Recipe
+
+TUNED = tuple(dict.fromkeys(parse_row(row).method.name for row in SAM_ROWS))  # the methods of these rows
+TUNED_AT = 5  # the k of methods that have one
+CURVES = ("base", "sam", "sam_5", "look_sam_5")
+KEPT = 80  # percent of SAM's gain, from which LookSAM is said to keep it
+
+Recipes = Mapping[str, Recipe]  # by row
+PaperColumns = Mapping[str, Callable[[str], Entry]]  # by title: the paper's entry for a row
+
+
+def tuned_rows(study: Study, store: Store) -> dict[str, Recipe]:
+    """The recipe of each row, at the hyper-parameters selected for its method."""
+    return {row: study.tuned(store, row) for row in SAM_ROWS}
+
+
+def stages(studies: Mapping[str, Study], store: Store, seeds: int) -> Iterator[list[Run]]:
+    """The tuning runs of all studies, then the reported runs."""
+    yield from tuning_stages(studies.values(), store, TUNED)
+    yield reported_runs([r for study in studies.values() for r in tuned_rows(study, store).values()], seeds)
+
+
+def findings(
+    name: str,
+    *,
+    model: str,
+    timed: str,
+    studies: Mapping[str, Study],
+    paper: PaperColumns,
+    store: Store,
+    seeds: int,
+) -> Findings:
+    """The findings of an experiment ``name``.
+
+    ``model`` is what people call the small model, ``timed`` the timing that goes with it, and ``studies`` are given by
+    label-noise setting.
+    """
+    recipes = {labels: tuned_rows(study, store) for labels, study in studies.items()}
+    sentences, figures = [], []
+    for labels, rows in recipes.items():
+        sentences += [*answers(labels, rows, store, seeds), final_losses(labels, studies[labels], store, seeds)]
+        stem = f"{name}-{'noise' if rows['base'].label_noise else 'clean'}"
+        figures += cost_figure(f"{stem}-cost", f"{model}, {labels}", rows, store, seeds, timed)
+        figures.append(curve_figure(f"{stem}-curves", f"{model}, {labels}", rows, store, seeds))
+    tables = [
+        accuracy_table(f"{model}, 20 classes of CIFAR-100", recipes, store, seeds, timed, paper),
+        selected_table(studies, store, seeds),
+    ]
+    return Findings(sentences, tables, figures, notes(next(iter(studies.values())), seeds))
+
+
+# --- tables -----------------------------------------------------------------------------------------------------
+
+
+def accuracy_table(
+    title: str, recipes: Mapping[str, Recipes], store: Store, seeds: int, timed: str, paper: PaperColumns
+) -> Table:
+    """Our accuracies for each label-noise setting, what a step costs, and the paper's numbers."""
+    times = stored_ratios(store, timed)
+    accuracy = [f"{labels}, test %" for labels in recipes]
+    header = ("method", *accuracy, "gradients per step", "relative step time", *(f"paper: {name}" for name in paper))
+    lines: list[tuple[Entry, ...]] = []
+    for row, recipe in next(iter(recipes.values())).items():
+        ours = [mean_entry(accuracies(store, rows[row], seeds)) for rows in recipes.values()]
+        gradients = Value(METHODS[recipe.method].gradients_per_step(recipe.k), digits=2)
+        time = times_entry(times[row][1] if row in times else None)
+        theirs = [entry(row) for entry in paper.values()]
+        lines.append((label(row, recipe.optimizer), *ours, gradients, time, *theirs))
+    return Table(title, header, lines)
+
+
+def selected_table(studies: Mapping[str, Study], store: Store, seeds: int) -> Table:
+    """The hyper-parameters of each method, their score on the held-out images, and where training ended."""
+    measures = {"training loss": "train_loss_at_end", "sharpness, train": "sharpness_train", "test": "sharpness_test"}
+    header = ("labels", "method", "learning rate", "ρ", "α", "held-out %", *measures)
+    lines: list[tuple[Entry, ...]] = []
+    for labels, study in studies.items():
+        for method in TUNED:
+            recipe, scores = study.tuned(store, method), study.scores(store, method)
+            records = reported_records(store, recipe, seeds)
+            measured = [mean_entry(numbers(records, measure), 3) for measure in measures.values()]
+            settings = f"{recipe.learning_rate:g}", setting_entry(recipe, "rho"), setting_entry(recipe, "alpha")
+            best = Value(max(scores), digits=2) if scores else None
+            lines.append((labels, label(method, recipe.optimizer, k=TUNED_AT), *settings, best, *measured))
+    return Table("Selected hyper-parameters, and the end of training", header, lines)
+
+
+def numbers(records: Sequence[Record], name: str) -> list[float]:
+    """One number of each run; NaN where it was not finite, for which None is stored."""
+    return [math.nan if record[name] is None else record[name] for record in records]
+
+
+# --- sentences --------------------------------------------------------------------------------------------------
+
+
+def answers(labels: str, recipes: Recipes, store: Store, seeds: int) -> list[str]:
+    """Plain sentences on one label-noise setting, by the rule of significance."""
+    scores = {row: accuracies(store, recipe, seeds) for row, recipe in recipes.items()}
+    pairs = [("sam", "base")]
+    pairs += [(f"look_sam_{k}", other) for k in PERIODS for other in ("base", f"sam_{k}", "sam")]
+    differences = {(row, other): difference(scores[row], scores[other]) for row, other in pairs}
+    clear = significant(differences)
+    gain = differences["sam", "base"]
+    sentences = [
+        f"{labels}: SAM {'gains' if gain.mean >= 0 else 'loses'} {abs(gain.mean):.2f} points against the base "
+        f"(95 % interval {gain.low:+.2f} to {gain.high:+.2f}), {_verdict(clear['sam', 'base'])}."
+    ]
+    if clear["sam", "base"] and gain.mean > 0:
+        sentences += [_kept(labels, k, scores) for k in PERIODS]
+    else:
+        sentences.append(f"{labels}: SAM has no clear gain here, so there is none for LookSAM to keep.")
+    for k in PERIODS:
+        parts = [
+            f"{_above_or_below(differences[pair].mean)} {label(pair[1])} ({_verdict(clear[pair])})"
+            for pair in pairs
+            if pair[0] == f"look_sam_{k}"
+        ]
+        sentences.append(f"{labels}: LookSAM-{k} is {', '.join(parts)}.")
+    return sentences
+
+
+def _kept(labels: str, k: int, scores: Mapping[str, Sequence[float]]) -> str:
+    share = round(100 * share_kept(scores["base"], scores["sam"], scores[f"look_sam_{k}"]), 1)  # judged as printed
+    verdict = f"{'at least' if share >= KEPT else 'less than'} the {KEPT} % asked for"
+    return f"{labels}: LookSAM-{k} keeps {share:.1f} % of SAM's gain, {verdict}."
+
+
+def _above_or_below(mean: float) -> str:
+    return f"{abs(mean):.2f} points {'above' if mean >= 0 else 'below'}"
+
+
+def _verdict(clear: bool) -> str:
+    return "significant" if clear else "not significant"
+
+
+def final_losses(labels: str, study: Study, store: Store, seeds: int) -> str:
+    """Where training ended: a method that has not fitted its images is slowed down, not flattened."""
+    ends = []
+    for method in TUNED:
+        recipe = study.tuned(store, method)
+        loss = np.mean(numbers(reported_records(store, recipe, seeds), "train_loss_at_end"))
+        ends.append(f"{label(method, recipe.optimizer, k=TUNED_AT)} {loss:.3f}")
+    return f"{labels}: training loss at the end (no augmentation): {', '.join(ends)}."
+
+
+def notes(study: Study, seeds: int) -> list[str]:
+    """How the methods were tuned and compared."""
+    tried = len(study.grids["base"])
+    grids = "; ".join(f"{method}: {_grid(grid)}" for method, grid in study.grids.items())
+    return [
+        RULE,
+        f"Each method tried {tried} settings on {len(TUNING_SEEDS)} seeds, scored on held-out training images "
+        f"({grids}). The reported runs have {seeds} other seeds; the test set was read once, at their end. "
+        "± is one standard error. LookSAM's ρ is fixed: its settings vary α, on which it depends more.",
+    ]
+
+
+def _grid(grid: Sequence[Mapping[str, Any]]) -> str:
+    letters = {"learning_rate": "rate", "of_base": "rate of base ×", "rho": "ρ", "alpha": "α"}
+    return ", ".join(" ".join(f"{letters[name]} {value:.3g}" for name, value in setting.items()) for setting in grid)
+
+
+# --- figures ----------------------------------------------------------------------------------------------------
+
+
+def held_out_curves(recipe: Recipe, store: Store, seeds: int) -> np.ndarray:
+    """The learning curves on the held-out images, of shape (seeds, points)."""
+    return np.array([record["validation_accuracy"] for record in reported_records(store, recipe, seeds)])
+
+
+def curve_figure(name: str, title: str, recipes: Recipes, store: Store, seeds: int) -> Figure:
+    """Learning curves on the held-out images."""
+    series = []
+    for row in CURVES:
+        recipe = recipes[row]
+        mean, error = mean_and_standard_error(held_out_curves(recipe, store, seeds))
+        text, style = label(row, recipe.optimizer), parse_row(row).method.name
+        series.append(Series(text, curve_epochs(recipe.epochs), _rounded(mean), _rounded(error), style))
+    return Figure(name, title, "epoch", "accuracy on held-out images, %", series)
+
+
+def _rounded(values: Any) -> list[float]:
+    return [round(float(value), 4) for value in values]
+
+
+def cost_figure(name: str, title: str, recipes: Recipes, store: Store, seeds: int, timed: str) -> list[Figure]:
+    """Accuracy against time, where times were measured."""
+    times = stored_ratios(store, timed)
+    if not times:
+        return []
+    series = []
+    for method in TUNED:
+        rows = [row for row in recipes if parse_row(row).method.name == method and row in times]
+        y, error = mean_series([mean_entry(accuracies(store, recipes[row], seeds)) for row in rows])
+        x = [times[row][1] for row in rows]
+        text = METHODS[method].display() if method != "base" else label("base", recipes["base"].optimizer)
+        series.append(Series(text, x, _rounded(y), _rounded(error), method))
+    return [Figure(name, title, "step time relative to base", "test accuracy, %", series)]
