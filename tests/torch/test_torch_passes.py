@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch_problems import PERIOD, RULES, X, Y, build, closure_for, flat, network, sgd, torch_problem
 
-from looksam.torch import LookSAM, optimizer, vector
+from looksam.torch import LookSAM, optimizer, tensors
 
 every_rule = pytest.mark.parametrize("name", RULES)
 
@@ -55,7 +55,7 @@ def test_an_interrupt_between_the_passes(moment, monkeypatch):
     ours = torch_problem()
     opt = build("look_sam", sgd(ours.params.values()))
     before = ours.flat()
-    plain = vector.add_scaled_
+    plain = tensors.add_scaled_
 
     def interrupted(*arguments):
         if moment == "while the weights move":
@@ -63,7 +63,7 @@ def test_an_interrupt_between_the_passes(moment, monkeypatch):
             assert np.any(ours.flat() != before)
         raise KeyboardInterrupt
 
-    where = (vector, "add_scaled_") if moment == "while the weights move" else (optimizer.Ascent, "__enter__")
+    where = (tensors, "add_scaled_") if moment == "while the weights move" else (optimizer.SecondPass, "__enter__")
     state = torch.get_rng_state()
     with monkeypatch.context() as patch:
         patch.setattr(*where, interrupted)
@@ -135,7 +135,7 @@ def test_calls_out_of_order():
     opt.restore()
     np.testing.assert_array_equal(ours.flat(), before)
     opt.step(ours.closure(opt))
-    with pytest.raises(RuntimeError, match="takes no second gradient; ask opt.needs_second_pass"):
+    with pytest.raises(RuntimeError, match="takes no second gradient; check opt.needs_second_pass"):
         opt.ascend()
     with pytest.raises(RuntimeError, match=r"no parameter has a gradient; call loss.backward\(\), in the closure"):
         opt.step(lambda: opt.zero_grad())
