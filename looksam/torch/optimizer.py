@@ -1,5 +1,6 @@
-"""The optimizer all names share: it wraps another one and decides which gradient that one sees."""
+"""The optimizer that all rules share: it wraps another one and decides which gradient that one sees."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -7,29 +8,40 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from looksam.torch import checks, scaling
-from looksam.torch.balls import Ball, Layers
-from looksam.torch.engine import Engine, Setting
-from looksam.torch.progress import check_saved
-from looksam.torch.ranks import PERTURBATIONS, Ranks
-from looksam.torch.rule import StepInfo
-from looksam.torch.scaling import Scaler
+from looksam import arguments
+from looksam.torch import phase
+from looksam.torch.formulas import StepInfo, UnitPerturbation
+from looksam.torch.param_groups import (
+    Layers,
+    ParamGroups,
+    Setting,
+    check_base,
+    check_model,
+    check_store_dtype,
+    non_negative,
+)
+from looksam.torch.passes import Passes
+from looksam.torch.phase import Phase
+from looksam.torch.replay import Scaler, enabled
+from looksam.torch.sharding import PERTURBATIONS, Ranks
 
 
 class SharpnessAware(Optimizer):
-    """{which ball} × {when the second gradient is taken} × {what is done in between}; see the five names.
+    """A sharpness-aware rule around a base optimizer; the five subclasses are the rules.
+
+    A rule is {which perturbation} × {when the second gradient is taken} × {what is done in between}.
 
     Attributes:
-      base: the wrapped optimizer. Its param groups and state are this one's too.
+      base: the wrapped optimizer. Its param groups and its state are also those of the wrapper.
     """
 
     base: Optimizer
-    _engine: Engine
+    _passes: Passes
 
     def __init__(
         self,
         base: Optimizer,
-        ball: Ball,
+        unit_perturbation: UnitPerturbation,
         *,
         rho: Setting,
         k: int,
@@ -40,29 +52,31 @@ class SharpnessAware(Optimizer):
         perturbation: str = "global",
         full_info: bool = False,
     ) -> None:
-        checks.base_optimizer(base, SharpnessAware)
-        checks.module(model)
-        checks.storage(store_dtype)
+        check_base(base, SharpnessAware)
+        check_model(model)
+        check_store_dtype(store_dtype)
+        arguments.layer_function(layers, example="block.weight")
         settings: dict[str, Setting] = {"rho": rho} | ({} if alpha is None else {"alpha": alpha})
         numbers = {name: value for name, value in settings.items() if not callable(value)}
         for name, value in numbers.items():
-            checks.non_negative(name, value)
+            non_negative(name, value)
         if perturbation not in PERTURBATIONS:
             raise ValueError(f"perturbation={perturbation!r} is unknown; pass 'global' or 'rank'.")
         ranks = Ranks(model) if perturbation == "rank" else None
-        engine = Engine(base, ball, checks.period(k), settings, layers, store_dtype, model, ranks, full_info)
-        engine.check_groups()
-        # Optimizer.__init__ would make param groups of its own; this sets up the rest: hooks and the profiler.
-        self.__setstate__({"base": base, "defaults": {**numbers, **base.defaults}, "_engine": engine})
+        groups = ParamGroups(base, settings, layers, model)
+        passes = Passes(groups, unit_perturbation, arguments.period(k), store_dtype, model, ranks, full_info)
+        groups.check()
+        # Optimizer.__init__ would build param groups of its own; this sets up the rest: hooks and the profiler.
+        self.__setstate__({"base": base, "defaults": {**numbers, **base.defaults}, "_passes": passes})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("base", "defaults", "_engine")}
+        return {name: self.__dict__[name] for name in ("base", "defaults", "_passes")}
 
     def __repr__(self) -> str:
-        settings = ", ".join(f"{name}={value}" for name, value in self._engine.settings.items())
-        return f"{type(self).__name__}({settings}, k={self._engine.k}, base={self.base!r})"
+        settings = ", ".join(f"{name}={value}" for name, value in self._passes.groups.settings.items())
+        return f"{type(self).__name__}({settings}, k={self._passes.k}, base={self.base!r})"
 
-    # The base optimizer's own.
+    # What belongs to the base optimizer.
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -73,170 +87,166 @@ class SharpnessAware(Optimizer):
         self.base.param_groups = groups
 
     @property
-    def state(self) -> Any:
+    def state(self) -> defaultdict[torch.Tensor, Any]:
         return self.base.state
 
     @state.setter
-    def state(self, state: Any) -> None:
+    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
         self.base.state = state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Give the base optimizer more parameters. They have no g_v until the next refresh."""
+        """Adds parameters to the base optimizer. They have no g_v until the next refresh."""
         self.base.add_param_group(param_group)
-        self._engine.check_groups()
+        self._passes.groups.check()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the base optimizer does.
+        """Clears the gradients, as the base optimizer does.
 
-        In a loop without a closure, call it right before the clean pass: the random state and the buffers that the
-        second pass starts from are taken here.
+        In a loop without a closure, call it right before the clean pass: the random state and the buffers from which
+        the second pass starts are recorded here.
         """
         self.base.zero_grad(set_to_none)
-        run = self._engine.run
-        if run.climb is None and not run.in_closure and not run.overflow:
-            run.ready = False
-            run.start = self._engine.new_replay() if self.needs_second_pass else None
+        if self._passes.step.may_begin:
+            self._passes.step.begin(self._passes.new_replay())
 
     # The steps.
 
     @property
     def info(self) -> StepInfo | None:
         """What the last step did; None before the first."""
-        return self._engine.run.info
+        return self._passes.info
 
     @property
     def needs_second_pass(self) -> bool:
-        """Will the next step take a second gradient?"""
-        return self._engine.refreshes
+        """Whether the next step takes a second gradient."""
+        return self._passes.refreshes
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, scaler: Scaler | None = None) -> Any:
-        """Take one step, and return what the closure returned on its clean pass.
+        """Takes one step, and returns what the closure returned on its clean pass.
 
         Args:
           closure: clears the gradients, computes the loss, calls its ``backward`` and returns it. It is called once on
-            reuse steps and twice on refresh steps, each time with no gradients left over. Without it, the gradients
-            are in place already: see ``ascend``.
-          scaler: the ``torch.amp.GradScaler`` by which the loss is scaled. A step whose clean gradient overflows is
-            skipped and does not count.
+            reuse steps and twice on refresh steps, each time with no gradients left over. Without a closure, the
+            gradients must be in place already: see ``ascend``.
+          scaler: the ``torch.amp.GradScaler`` that scales the loss. A step whose clean gradient overflows is skipped
+            and does not count.
         """
-        scaler = scaling.enabled(scaler)
-        run = self._engine.run
-        loss = None if closure is None else self._passes(torch.enable_grad()(closure), scaler)
+        scaler = enabled(scaler)
+        passes = self._passes
+        loss = None if closure is None else self._run(torch.enable_grad()(closure), scaler)
         self._prepare(scaler)
-        skipped, run.ready, run.overflow = run.overflow, False, False
+        skipped = passes.step.finish()
         if scaler:
             scaler.step(self.base)
         else:
             self.base.step()
-        run.count += not skipped
-        run.start = self._engine.new_replay() if closure is None and self.needs_second_pass else None
+        passes.state.count += not skipped
+        passes.step.begin(passes.new_replay() if closure is None else None)
         return loss
 
     @torch.no_grad()
-    def ascend(self, *, scaler: Scaler | None = None) -> "Ascent":
-        """In a loop without a closure, between the passes: take the gradients and move the weights to w + ε.
+    def ascend(self, *, scaler: Scaler | None = None) -> "SecondPass":
+        """In a loop without a closure, between the passes: collects the gradients and moves the weights to w + ε.
 
         ``with opt.ascend():`` around the second pass puts the weights back when it ends, also by an exception. Without
-        ``with``, ``opt.step()`` puts them back, and ``opt.restore()`` where the second pass failed.
+        ``with``, ``opt.step()`` puts them back, or ``opt.restore()`` if the second pass failed.
         """
-        run = self._engine.run
-        if run.climb is not None or run.ready or run.overflow:
-            raise RuntimeError("opt.ascend() was called already; do the second pass, then opt.step().")
+        passes = self._passes
+        passes.step.check_ascent()
         if not self.needs_second_pass:
-            raise RuntimeError("opt.ascend() on a step that takes no second gradient; ask opt.needs_second_pass first.")
-        if self._engine.ranks and not run.in_closure:
+            raise RuntimeError(
+                "opt.ascend() on a step that takes no second gradient; check opt.needs_second_pass first."
+            )
+        if passes.ranks and passes.step.phase is not Phase.CLEAN_PASS:
             raise RuntimeError("perturbation='rank' needs opt.step(closure): its clean pass must not be synchronised.")
         try:
-            self._engine.climb(scaling.enabled(scaler))
+            passes.perturb(enabled(scaler))
         except BaseException:
-            self._engine.restore()
+            passes.restore()
             raise
-        return Ascent(self)
+        return SecondPass(self)
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put the weights back after a second pass that failed, and forget it. At other times, do nothing."""
-        self._engine.restore()
+        """Puts the weights back after a second pass that failed, and discards that pass. Else does nothing."""
+        self._passes.restore()
 
-    def _passes(self, closure: Callable[[], Any], scaler: Scaler | None) -> Any:
-        """The closure, once or twice."""
-        engine, run = self._engine, self._engine.run
-        if run.climb is not None or run.ready or run.overflow:
-            raise RuntimeError("opt.step(closure) after opt.ascend(); call opt.step(), or opt.restore(), first.")
-        if engine.ranks and scaler:
+    def _run(self, closure: Callable[[], Any], scaler: Scaler | None) -> Any:
+        """Runs the closure, once or twice, and returns its first result."""
+        passes = self._passes
+        if passes.ranks and scaler:
             raise ValueError("perturbation='rank' does not work with a gradient scaler; use bfloat16, or 'global'.")
-        run.start = engine.new_replay() if engine.refreshes else None
-        run.in_closure = True
+        passes.step.enter_closure(passes.new_replay())
         try:
-            engine.clear_gradients()
+            passes.clear_gradients()
             loss = self._clean(closure)
-            if engine.refreshes:
-                ascent = self.ascend(scaler=scaler)
-                if not run.overflow:
-                    with ascent:
+            if passes.refreshes:
+                second_pass = self.ascend(scaler=scaler)
+                if passes.step.phase is Phase.PERTURBED:
+                    with second_pass:
                         closure()
         except BaseException:
-            engine.restore()
+            passes.restore()
             raise
         finally:
-            run.in_closure = False
+            passes.step.leave_closure()
         return loss
 
     def _clean(self, closure: Callable[[], Any]) -> Any:
-        if self._engine.ranks and self._engine.refreshes:
-            with self._engine.ranks.apart():
+        """Runs the clean pass; if each rank has its own perturbation, its gradients are not synchronised."""
+        if self._passes.ranks and self._passes.refreshes:
+            with self._passes.ranks.unsynchronised():
                 return closure()
         return closure()
 
     def _prepare(self, scaler: Scaler | None) -> None:
-        """Put the gradient for the base optimizer in place, if it is not."""
-        run = self._engine.run
-        if run.climb is not None:
-            if run.climb.scaler is not scaler:
+        """Puts the gradient for the base optimizer in place, if it is not there yet."""
+        passes, held = self._passes, self._passes.step.perturbed
+        if held is not None:
+            if held.scaler is not scaler:
                 raise RuntimeError("opt.ascend and opt.step got different scalers; pass scaler= to both.")
-            self._engine.descend(self)
-        elif not (run.ready or run.overflow):
+            passes.descend(self)
+        elif passes.step.phase in phase.BEFORE_ASCENT:
             if self.needs_second_pass:
                 raise RuntimeError(
                     "this step takes a second gradient; pass a closure, or call opt.ascend() and loss.backward() again "
-                    "where opt.needs_second_pass."
+                    "if opt.needs_second_pass."
                 )
-            self._engine.reuse(scaler)
+            passes.reuse(scaler)
 
     # Saving.
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the base optimizer, with the rule's count and g_v under ``"rule"``."""
-        self._refuse_while_climbing("opt.state_dict()")
+        """Returns the state dict of the base optimizer, with the rule's count and g_v under ``"rule"``."""
+        passes = self._passes
+        passes.step.check_at_w("opt.state_dict()")
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
-        engine = self._engine
-        state = {**self.base.state_dict(), "rule": engine.run.saved(engine.params, engine.reuses)}
+        state = {**self.base.state_dict(), "rule": passes.state.state_dict(passes.groups.params, passes.reuses)}
         for after in self._optimizer_state_dict_post_hooks.values():
             state = after(self, state) or state
         return state
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where the saved optimizer was, in the middle of a cycle too. A wrong state changes nothing."""
-        self._refuse_while_climbing("opt.load_state_dict()")
-        state, engine = dict(state_dict), self._engine
+        """Resumes where the saved optimizer was, also in the middle of a cycle. A wrong state changes nothing."""
+        passes = self._passes
+        passes.step.check_at_w("opt.load_state_dict()")
+        state, params = dict(state_dict), passes.groups.params
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state = hook(self, state) or state
-        saved = check_saved(state, engine.params, engine.reuses)
+        saved = phase.checked(state, params, passes.reuses)
         self.base.load_state_dict({name: value for name, value in state.items() if name != "rule"})
-        engine.run.load(saved, engine.params, engine.store_dtype)
+        passes.state.load_state_dict(saved, params, passes.store_dtype)
+        passes.info = None
+        passes.step.begin(None)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
-    def _refuse_while_climbing(self, what: str) -> None:
-        if self._engine.run.climb is not None:
-            raise RuntimeError(f"{what} while the weights are at w + ε; call opt.step() or opt.restore() first.")
 
-
-class Ascent:
-    """What ``opt.ascend()`` returns, for ``with``: the weights are put back at its end."""
+class SecondPass:
+    """The context that ``opt.ascend()`` returns: the weights are put back at its end."""
 
     def __init__(self, optimizer: SharpnessAware) -> None:
         self._optimizer = optimizer
@@ -245,9 +255,9 @@ class Ascent:
         pass
 
     @torch.no_grad()
-    def __exit__(self, kind: type | None, *_: object) -> None:
-        engine = self._optimizer._engine
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        passes = self._optimizer._passes
         if kind is not None:
-            engine.restore()
-        elif engine.run.climb is not None:
-            engine.descend(self._optimizer)
+            passes.restore()
+        elif passes.step.phase is Phase.PERTURBED:
+            passes.descend(self._optimizer)

@@ -1,4 +1,4 @@
-"""The problem of problems.py in PyTorch, its rules and optimizers, and what the PyTorch tests share."""
+"""The problem of problems.py in PyTorch, with rules, optimizers and closures for all PyTorch tests."""
 
 from dataclasses import dataclass
 
@@ -6,33 +6,39 @@ import numpy as np
 import torch
 from oracle import SGDM, AdamW
 
-from looksam.torch import SAM, LayerSAM, LookLayerSAM, LookSAM, SAMk
+from looksam.methods import METHODS
+from looksam.torch import sam_family
 
-torch.set_num_threads(1)  # tiny tensors, and other tests beside
+torch.set_num_threads(1)  # the tensors are tiny, and other tests run at the same time
 
 PERIOD = 3
-LOOK_RULES = ("look_sam", "look_layer_sam")
+SETTINGS = {"rho": 0.1, "alpha": 0.7, "k": PERIOD}  # as in problems.py; the rest is left at its default
+RULES = {  # name: (class, settings), for every rule in PyTorch; the suites run over all of them
+    name: (rule, {setting: SETTINGS[setting] for setting in METHODS[name].settings if setting in SETTINGS})
+    for name, rule in sam_family.RULES.items()
+}
+LOOK_RULES = tuple(name for name in RULES if "alpha" in METHODS[name].settings)
+LAYER_RULES = tuple(name for name in RULES if "scaling" in METHODS[name].settings)
 OPTIMIZERS = {
     "sgdm": (lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9), SGDM),
     "adamw": (lambda params: torch.optim.AdamW(params, lr=0.05, weight_decay=0.01), AdamW),
 }
-RULES = {  # the same settings as RULES in problems.py, by the same names
-    "sam": (SAM, {"rho": 0.1}),
-    "sam_k": (SAMk, {"rho": 0.1, "k": PERIOD}),
-    "look_sam": (LookSAM, {"rho": 0.1, "alpha": 0.7, "k": PERIOD}),
-    "layer_sam": (LayerSAM, {"rho": 0.1}),
-    "look_layer_sam": (LookLayerSAM, {"rho": 0.1, "alpha": 0.7, "k": PERIOD}),
-}
+
+
+def refreshes(name, step):
+    """Whether a rule takes the second gradient on this step."""
+    return not METHODS[name].has_period or step % PERIOD == 0
 
 
 def build(name, base, **options):
+    """Returns the rule around a base optimizer; ``options`` replace its settings."""
     rule, settings = RULES[name]
     return rule(base, **{**settings, **options})
 
 
 @dataclass
 class TorchProblem:
-    """Parameters by name, in the order of jax.tree, and the loss of problems.Problem."""
+    """The loss of problems.Problem, with parameters by name in the order of jax.tree."""
 
     problem: object
     params: dict
@@ -45,7 +51,7 @@ class TorchProblem:
         return bowl + torch.mean(w) ** 4 * 20 + torch.sum(w**4) / 8
 
     def loss_at(self, w):
-        """The loss by hand, in NumPy."""
+        """Returns the loss, written out in NumPy."""
         problem = self.problem
         seen = w * problem.seen
         bowl = np.sum(problem.curvature * problem.seen * (w - problem.centre) ** 2) / 2
@@ -55,7 +61,7 @@ class TorchProblem:
         return flat(self.params.values())
 
     def gradient(self):
-        """What the base optimizer saw."""
+        """Returns the gradient that the base optimizer saw."""
         return flat([p.grad for p in self.params.values()])
 
     def closure(self, opt, calls=None):
@@ -75,7 +81,7 @@ def flat(tensors):
 
 
 def torch_problem(seed=0, dtype=torch.float64, **options):
-    import jax  # not for the processes of torch_ranks.py
+    import jax  # the processes of torch_ranks.py do not need it
     from problems import make_problem
 
     problem = make_problem(seed, **options)
@@ -91,7 +97,7 @@ def sgd(params, lr=0.05):
 
 
 def given(params, opt, *gradients):
-    """A closure that puts these gradients into the parameters, one list a pass."""
+    """Returns a closure that assigns these gradients to the parameters, one list per pass."""
     answers = iter(gradients)
 
     def closure():

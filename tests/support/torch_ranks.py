@@ -1,6 +1,6 @@
 """Training on two processes, for test_torch_ranks.py: python torch_ranks.py RANK FOLDER.
 
-Everything found is written to FOLDER before the process group is torn down, which can abort at exit.
+All results are written to FOLDER before the process group is torn down, which can abort at exit.
 """
 
 import io
@@ -18,15 +18,15 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 from torch_problems import RULES, build
 
-from looksam.torch import LookSAM, engine
+from looksam.torch import LookSAM, passes
 
-engine.SMALL = 0  # or gradients as small as these would be copied anyway, be they views or not
+passes.SMALL_GRADIENT = 0  # or gradients as small as these would be copied anyway, whether views or not
 
 RANKS, STEPS = 2, 5
 DATA = torch.Generator().manual_seed(0)
 X = torch.randn(12, 5, generator=DATA, dtype=torch.float64)
 Y = torch.randn(12, 1, generator=DATA, dtype=torch.float64)
-FSDP_OPTIONS = {  # name: (rule, options); two tensors a layer in the last
+FSDP_OPTIONS = {  # name: (rule, options); in the last, a layer has two tensors
     **{name: (name, {}) for name in RULES},
     "p=3": ("look_sam", {"p": 3.0}),
     "p=inf": ("look_layer_sam", {"p": math.inf}),
@@ -37,7 +37,7 @@ FSDP_OPTIONS = {  # name: (rule, options); two tensors a layer in the last
 
 
 def network(width=7):
-    """Seven rows and a bias of one: neither can be split evenly."""
+    """Returns a network with seven rows and a bias of one entry: neither can be split evenly."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(5, width), nn.Tanh(), nn.Linear(width, 1)).double()
 
@@ -62,7 +62,7 @@ def closure_for(model, opt, x, y, change=None):
 
 
 def weights(model):
-    """Whole tensors, wherever they are."""
+    """Returns the whole tensors, wherever their shards are."""
     tensors = [p.detach() for p in model.parameters()]
     return [(x.full_tensor() if hasattr(x, "full_tensor") else x).clone() for x in tensors]
 
@@ -76,7 +76,7 @@ def train(model, opt, x, y, steps=STEPS, change=None):
 
 
 class Counter:
-    """Counts calls of all_reduce made by the rules."""
+    """Counts the calls of all_reduce by the rules."""
 
     def __enter__(self):
         self.sizes, self.plain = [], dist.all_reduce
@@ -117,18 +117,18 @@ def fsdp(mesh=None):
 
 
 def replicas_of_shards():
-    """HSDP, with shards on one rank: sums must not count the replicas."""
+    """Returns a model under HSDP, each shard on one rank: sums must not count the replicas."""
     return fsdp(init_device_mesh("cpu", (RANKS, 1), mesh_dim_names=("replicate", "shard")))
 
 
 def tensor_parallel():
-    """Some parameters sharded by rows, one by columns, and a bias on both ranks."""
+    """Returns a model with parameters sharded by rows and by columns, and a bias on both ranks."""
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     return parallelize_module(network(width=8), init_device_mesh("cpu", (RANKS,)), plan)
 
 
 def scaled(x, y):
-    """fp16's scaler on sharded gradients; the third step overflows on one rank and is skipped on both."""
+    """Trains with a gradient scaler on shards; the third step overflows on one rank and is skipped on both."""
     model = fsdp()
     opt, scaler = build("look_sam", base_for(model)), torch.amp.GradScaler("cpu", init_scale=1024.0)
     seen = []
@@ -171,7 +171,7 @@ def sharded(model, rule, options, x, y):
 
 
 def blow_up_first(rank):
-    """The squares of rank 1's own gradient overflow; its second gradient is fine."""
+    """Makes the squares of rank 1's own gradient overflow; its second gradient is fine."""
 
     def change(model, call):
         if call == 1 and rank == 1:
@@ -181,7 +181,7 @@ def blow_up_first(rank):
 
 
 def documented(x, y):
-    """The recipe of docs/pytorch.md, as it stands there."""
+    """Runs the recipe of docs/pytorch.md, as printed there."""
     text = (pathlib.Path(__file__).parents[2] / "docs/pytorch.md").read_text()
     (code,) = re.findall(r"^```python\n(model = DistributedDataParallel.*?)^```", text, re.MULTILINE | re.DOTALL)
     space = {"torch": torch, "LookSAM": LookSAM, "DistributedDataParallel": DistributedDataParallel, "model": network()}
@@ -193,21 +193,21 @@ def main(rank, folder):
     store = dist.FileStore(f"{folder}/store", RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     x, y = X.chunk(RANKS)[rank], Y.chunk(RANKS)[rank]
-    found = {}
+    results = {}
     for name in RULES:
-        found["ddp", name] = data_parallel(name, x, y)
-        found["views", name] = data_parallel(name, x, y, bucket_views=True)
-        found["rank", name] = data_parallel(name, x, y, perturbation="rank")
-        found["rank, views", name] = data_parallel(name, x, y, perturbation="rank", bucket_views=True)
-        found["overflow", name] = data_parallel(name, x, y, "rank", change=blow_up_first(rank), steps=1)
+        results["ddp", name] = data_parallel(name, x, y)
+        results["views", name] = data_parallel(name, x, y, bucket_views=True)
+        results["rank", name] = data_parallel(name, x, y, perturbation="rank")
+        results["rank, views", name] = data_parallel(name, x, y, perturbation="rank", bucket_views=True)
+        results["overflow", name] = data_parallel(name, x, y, "rank", change=blow_up_first(rank), steps=1)
     for name, (rule, options) in FSDP_OPTIONS.items():
-        found["fsdp", name] = sharded(fsdp(), rule, options, x, y)
+        results["fsdp", name] = sharded(fsdp(), rule, options, x, y)
     for name in RULES:
-        found["replicas", name] = sharded(replicas_of_shards(), name, {}, x, y)
-        found["tensor parallel", name] = sharded(tensor_parallel(), name, {}, X, Y)
-    found["scaled"] = scaled(x, y)
-    found["recipe"] = documented(x, y)
-    torch.save(found, f"{folder}/{rank}.pt")
+        results["replicas", name] = sharded(replicas_of_shards(), name, {}, x, y)
+        results["tensor parallel", name] = sharded(tensor_parallel(), name, {}, X, Y)
+    results["scaled"] = scaled(x, y)
+    results["recipe"] = documented(x, y)
+    torch.save(results, f"{folder}/{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""What every PyTorch rule must do, run over all of them."""
+"""The conformance suite: what every PyTorch rule must do."""
 
 import copy
 import io
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch_problems import LOOK_RULES, PERIOD, RULES, build, given, sgd, torch_problem
+from torch_problems import LAYER_RULES, LOOK_RULES, PERIOD, RULES, build, given, refreshes, sgd, torch_problem
 
-from looksam.torch import SAM, LayerSAM, LookLayerSAM, LookSAM, SAMk, vector
+from looksam.torch import SAM, LayerSAM, LookLayerSAM, LookSAM, SAMk, tensors
 
 every_rule = pytest.mark.parametrize("name", RULES)
 look_rule = pytest.mark.parametrize("name", LOOK_RULES)
@@ -60,14 +60,13 @@ def test_passes_are_counted(name):
     ours, calls, per_step = torch_problem(), [], []
     opt = build(name, sgd(ours.params.values()))
     for i in range(3 * PERIOD):
-        expected = name in ("sam", "layer_sam") or i % PERIOD == 0
+        expected = refreshes(name, i)
         assert opt.needs_second_pass == expected
         opt.step(ours.closure(opt, calls))
         assert opt.info.refreshed == expected
         per_step.append(len(calls))
         calls.clear()
-    always = name in ("sam", "layer_sam")
-    assert per_step == [2 if always or i % PERIOD == 0 else 1 for i in range(3 * PERIOD)]
+    assert per_step == [2 if refreshes(name, i) else 1 for i in range(3 * PERIOD)]
 
 
 @every_rule
@@ -124,17 +123,19 @@ def test_sums_over_long_tensors_are_exact(layout):
     }
     x, y = views[layout](x), views[layout](y)
     wide = x.double(), y.double()
-    np.testing.assert_allclose(float(vector.squares([x], torch.float32)), float((wide[0] ** 2).sum()), rtol=2e-6)
-    np.testing.assert_allclose(float(vector.dots([x], [y], torch.float32)), float((wide[0] * wide[1]).sum()), rtol=2e-6)
+    np.testing.assert_allclose(float(tensors.squares([x], torch.float32)), float((wide[0] ** 2).sum()), rtol=2e-6)
+    np.testing.assert_allclose(
+        float(tensors.dots([x], [y], torch.float32)), float((wide[0] * wide[1]).sum()), rtol=2e-6
+    )
 
 
 def test_dots_pair_entries_whatever_the_layouts():
     random = torch.Generator().manual_seed(0)
     x, y = (torch.rand(4, 5, 6, 7, generator=random, dtype=torch.float64) for _ in range(2))
     other = y.contiguous(memory_format=torch.channels_last)
-    np.testing.assert_allclose(vector.dots([x], [other], torch.float64), [float((x * y).sum())], rtol=1e-14)
+    np.testing.assert_allclose(tensors.dots([x], [other], torch.float64), [float((x * y).sum())], rtol=1e-14)
     three = [float(z.sum()) for z in (x * x, x * y, y * y)]
-    np.testing.assert_allclose(vector.gram([x, x], [other, y], torch.float64), [2 * z for z in three], rtol=1e-14)
+    np.testing.assert_allclose(tensors.gram([x, x], [other, y], torch.float64), [2 * z for z in three], rtol=1e-14)
 
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -145,7 +146,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def test_sums_are_computed_wide_and_rounded_once(x_dtype, y_dtype):
     """Also where all tensors are narrow, which PyTorch alone would add up in their own dtype."""
     random = torch.Generator().manual_seed(0)
-    shapes = ((), (7,), (3, 5), (0,), (vector.CACHED + 1,))
+    shapes = ((), (7,), (3, 5), (0,), (tensors.CACHED + 1,))
     xs, ys = ([torch.randn(shape, generator=random).to(dtype) for shape in shapes] for dtype in (x_dtype, y_dtype))
     dtype = torch.promote_types(torch.promote_types(x_dtype, y_dtype), torch.float32)
     factor = torch.tensor(0.3, dtype=dtype)
@@ -160,10 +161,10 @@ def test_sums_are_computed_wide_and_rounded_once(x_dtype, y_dtype):
 
     for out_dtype in FLOATS:
         into = [torch.empty_like(x, dtype=out_dtype) for x in xs]
-        vector.add_into(into, xs, factor, ys, dtype)
+        tensors.add_into(into, xs, factor, ys, dtype)
         check(into)
-    moved = vector.copies(xs)
-    vector.add_scaled_(moved, [factor] * len(xs), ys, dtype)
+    moved = tensors.copies(xs)
+    tensors.add_scaled_(moved, [factor] * len(xs), ys, dtype)
     check(moved)
 
 
@@ -216,7 +217,7 @@ def test_resume_in_mid_cycle_is_exact(name, steps):
 
 
 @every_rule
-def test_copies_and_pickles_go_on_alike(name):
+def test_copies_and_pickles_resume_alike(name):
     ours = torch_problem()
     opt = build(name, adamw(ours.params.values()))
     run(ours, opt, PERIOD + 1)
@@ -268,7 +269,7 @@ def test_no_step_waits_for_the_device(name, p, monkeypatch):
     """The way taken on accelerators: the same result, and no value read."""
     plain = torch_problem(seed=3)
     expected = run(plain, build(name, sgd(plain.params.values()), p=p), PERIOD + 1)
-    monkeypatch.setattr(vector, "on_host", lambda x: False)
+    monkeypatch.setattr(tensors, "on_host", lambda x: False)
     ours = torch_problem(seed=3)
     opt = build(name, sgd(ours.params.values()), p=p)
     with NoSync():
@@ -286,7 +287,7 @@ def test_memory_kept_is_one_copy(name):
 
 
 def test_the_saved_weights_live_in_the_old_g_v():
-    """During a second pass no copy of the weights is made beside g_v."""
+    """During a second pass no copy of the weights is made in addition to g_v."""
     ours = torch_problem()
     opt = build("look_sam", sgd(ours.params.values()))
     run(ours, opt, PERIOD)
@@ -295,16 +296,16 @@ def test_the_saved_weights_live_in_the_old_g_v():
     opt.zero_grad()
     ours.loss().backward()
     opt.ascend()
-    climb = opt._engine.run.climb
-    assert {x.data_ptr() for x in climb.weights if x.numel()} == old
-    np.testing.assert_array_equal(np.concatenate([x.numpy().ravel() for x in climb.weights]), before)
+    held = opt._passes.step.perturbed
+    assert {x.data_ptr() for x in held.weights if x.numel()} == old
+    np.testing.assert_array_equal(np.concatenate([x.numpy().ravel() for x in held.weights]), before)
     opt.restore()
 
 
-@pytest.mark.parametrize("name", ["layer_sam", "look_layer_sam"])
+@pytest.mark.parametrize("name", LAYER_RULES)
 def test_layer_rules_ignore_the_scale_of_the_loss(name):
     params = [torch.nn.Parameter(x) for x in (torch.tensor([1.0, 2.0]), torch.tensor([[0.5]]))]
-    opt, whole = build(name, sgd(params, lr=0.0), **({"k": 1} if name.startswith("look") else {})), np.sqrt(5.25)
+    opt, whole = build(name, sgd(params, lr=0.0), **({"k": 1} if name in LOOK_RULES else {})), np.sqrt(5.25)
     for size in (1.0, 1e-17, 1e17):
         seen, g = [], [torch.full_like(p, size) for p in params]
         inner = given(params, opt, g, g)

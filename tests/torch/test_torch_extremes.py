@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch_problems import LOOK_RULES, RULES, build, given
 
-from looksam.torch import vector
+from looksam.torch import tensors
 
 every_rule = pytest.mark.parametrize("name", RULES)
 look_rule = pytest.mark.parametrize("name", LOOK_RULES)
@@ -15,15 +15,15 @@ look_rule = pytest.mark.parametrize("name", LOOK_RULES)
 def where_conditions_are_decided(request, monkeypatch):
     """Both ways: by Python, as on a CPU, and by tensors, as on an accelerator."""
     if request.param == "device":
-        monkeypatch.setattr(vector, "on_host", lambda x: False)
+        monkeypatch.setattr(tensors, "on_host", lambda x: False)
 
 
-def tensors(*values, dtype=torch.float64):
+def as_tensors(*values, dtype=torch.float64):
     return [torch.tensor(x, dtype=dtype) for x in values]
 
 
-G, G_S = tensors([0.3, 0.1], [-0.2]), tensors([0.5, -0.1], [0.4])
-ZERO = tensors([0.0, 0.0], [0.0])
+G, G_S = as_tensors([0.3, 0.1], [-0.2]), as_tensors([0.5, -0.1], [0.4])
+ZERO = as_tensors([0.0, 0.0], [0.0])
 
 
 class Still(torch.optim.SGD):
@@ -37,16 +37,16 @@ class Stage:
     """Two parameters, whose gradients are given; every second gradient on request."""
 
     def __init__(self, name, params=([1.0, -2.0], [0.5]), dtype=torch.float64, **options):
-        self.params = [torch.nn.Parameter(x) for x in tensors(*params, dtype=dtype)]
+        self.params = [torch.nn.Parameter(x) for x in as_tensors(*params, dtype=dtype)]
         self.opt = build(name, Still(self.params), full_info=True, **options)
 
     def refresh(self, g, g_s):
-        self.opt._engine.run.count = 0
+        self.opt._passes.state.count = 0
         self.opt.step(given(self.params, self.opt, g, g_s))
         return self.grads
 
     def reuse(self, g):
-        self.opt._engine.run.count = 1
+        self.opt._passes.state.count = 1
         self.opt.step(given(self.params, self.opt, g))
         return self.grads
 
@@ -121,7 +121,7 @@ def test_a_bad_gradient_is_passed_on_and_poisons_nothing(name, value):
         same(stage.g_v, before)
     same(stage.refresh(bad, bad), bad)  # the first tensor untouched
     assert finite(stage.g_v)
-    same(stage.params, tensors([1.0, -2.0], [0.5]))
+    same(stage.params, as_tensors([1.0, -2.0], [0.5]))
 
 
 @every_rule
@@ -137,7 +137,7 @@ def test_a_norm_that_overflows_is_not_a_nan(name):
 
 @look_rule
 def test_float16_that_overflows_when_rounded(name):
-    half = lambda *x: tensors(*x, dtype=torch.float16)
+    half = lambda *x: as_tensors(*x, dtype=torch.float16)
     stage = Stage(name, params=([1.0, 1.0, 1.0],), dtype=torch.float16)
     stage.refresh(half([6e4, 0.0, 0.0]), half([0.0, 1.0, 0.0]))
     assert float(stage.g_v[0][1]) == 1.0

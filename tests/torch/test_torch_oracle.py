@@ -9,10 +9,10 @@ import problems
 import pytest
 import torch
 from oracle import RuleOracle
-from torch_problems import OPTIMIZERS, RULES, build, sgd, torch_problem
+from torch_problems import LAYER_RULES, OPTIMIZERS, RULES, build, sgd, torch_problem
 
-LAYER_RULES = ("layer_sam", "look_layer_sam")
-SCALINGS = ("normalized", "literal", "adaptive")
+from looksam.arguments import SCALINGS
+
 VARIANTS = [
     (name, p, scaling)
     for name in RULES
@@ -130,7 +130,7 @@ def test_equals_the_jax_rule(name):
 @pytest.mark.parametrize("scaling", [None, *SCALINGS])
 @pytest.mark.parametrize("p", [2.0, 3.0, np.inf])
 def test_rho_and_alpha_of_a_group(p, scaling):
-    """ε is that of one ball over all groups, times each group's ρ; g_v is added with each group's α."""
+    """ε is one unit vector over all groups, times each group's ρ; g_v is added with each group's α."""
     ours = torch_problem(seed=5)
     problem, half = ours.problem, len(ours.params) // 2
     params = list(ours.params.values())

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch_problems import PERIOD, RULES, X, Y, build, closure_for, flat, network, sgd, torch_problem
 
-from looksam.torch import LookSAM, optimizer, vector
+from looksam.torch import LookSAM, optimizer, tensors
+from looksam.torch.phase import Phase
 
 every_rule = pytest.mark.parametrize("name", RULES)
 
@@ -55,7 +56,7 @@ def test_an_interrupt_between_the_passes(moment, monkeypatch):
     ours = torch_problem()
     opt = build("look_sam", sgd(ours.params.values()))
     before = ours.flat()
-    plain = vector.add_scaled_
+    plain = tensors.add_scaled_
 
     def interrupted(*arguments):
         if moment == "while the weights move":
@@ -63,7 +64,7 @@ def test_an_interrupt_between_the_passes(moment, monkeypatch):
             assert np.any(ours.flat() != before)
         raise KeyboardInterrupt
 
-    where = (vector, "add_scaled_") if moment == "while the weights move" else (optimizer.Ascent, "__enter__")
+    where = (tensors, "add_scaled_") if moment == "while the weights move" else (optimizer.SecondPass, "__enter__")
     state = torch.get_rng_state()
     with monkeypatch.context() as patch:
         patch.setattr(*where, interrupted)
@@ -135,13 +136,62 @@ def test_calls_out_of_order():
     opt.restore()
     np.testing.assert_array_equal(ours.flat(), before)
     opt.step(ours.closure(opt))
-    with pytest.raises(RuntimeError, match="takes no second gradient; ask opt.needs_second_pass"):
+    with pytest.raises(RuntimeError, match="takes no second gradient; check opt.needs_second_pass"):
         opt.ascend()
     with pytest.raises(RuntimeError, match=r"no parameter has a gradient; call loss.backward\(\), in the closure"):
         opt.step(lambda: opt.zero_grad())
 
 
-def test_zero_grad_after_the_second_pass_gives_the_step_up():
+def test_the_phases_of_a_step():
+    """With a closure, and without one."""
+    ours, phases = torch_problem(), []
+    opt = build("look_sam", sgd(ours.params.values()))
+    current = opt._passes.step
+
+    def closure():
+        phases.append(current.phase)
+        return ours.closure(opt)()
+
+    opt.step(closure)
+    opt.step(closure)  # a reuse step
+    assert phases == [Phase.CLEAN_PASS, Phase.PERTURBED, Phase.CLEAN_PASS] and current.phase is Phase.IDLE
+    opt = build("look_sam", sgd(ours.params.values()))
+    current, phases = opt._passes.step, []
+    for call in (opt.zero_grad, lambda: ours.loss().backward(), opt.ascend, opt.zero_grad, opt.restore):
+        call()
+        phases.append(current.phase)
+    assert phases == [Phase.IDLE, Phase.IDLE, Phase.PERTURBED, Phase.PERTURBED, Phase.IDLE]
+    ours.loss().backward()
+    with opt.ascend():
+        ours.loss().backward()
+    assert current.phase is Phase.READY and current.perturbed is None
+    opt.step()
+    assert current.phase is Phase.IDLE
+
+
+@pytest.mark.parametrize("phase", [Phase.PERTURBED, Phase.READY, Phase.SKIPPED])
+def test_after_an_ascent_only_a_step_or_a_restore_is_left(phase):
+    ours, scaler = torch_problem(), torch.amp.GradScaler("cpu", init_scale=1.0)
+    opt = build("look_sam", sgd(ours.params.values()))
+    scaler.scale(ours.loss()).backward()
+    if phase is Phase.SKIPPED:
+        next(p for p in ours.params.values() if p.numel()).grad.fill_(torch.inf)
+    ascent = opt.ascend(scaler=scaler)
+    if phase is Phase.READY:
+        with ascent:
+            scaler.scale(ours.loss()).backward()
+    assert opt._passes.step.phase is phase
+    with pytest.raises(RuntimeError, match=r"opt.ascend\(\) was called already"):
+        opt.ascend(scaler=scaler)
+    with pytest.raises(RuntimeError, match=r"opt.step\(closure\) after opt.ascend\(\)"):
+        opt.step(ours.closure(opt))
+    assert opt._passes.step.phase is phase
+    opt.restore()
+    opt.step(ours.closure(opt))
+    assert opt.info.refreshed and not opt.needs_second_pass
+
+
+def test_zero_grad_after_the_second_pass_discards_it():
     ours = torch_problem()
     opt = build("look_sam", sgd(ours.params.values()))
     ours.loss().backward()

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 import torch_ranks
-from torch_problems import LOOK_RULES, PERIOD, RULES, build, flat
+from torch_problems import LAYER_RULES, LOOK_RULES, RULES, build, flat, refreshes
 from torch_ranks import FSDP_OPTIONS, RANKS, STEPS, X, Y
 
 every_rule = pytest.mark.parametrize("name", RULES)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """What each rank wrote before it ended. How it ended does not count: gloo may abort at exit."""
+def results(tmp_path_factory):
+    """Returns what each rank wrote before it ended. How it ended does not matter: gloo may abort at exit."""
     folder = tmp_path_factory.mktemp("ranks")
     script = pathlib.Path(torch_ranks.__file__)
     root = str(script.parents[2])
@@ -57,59 +57,59 @@ def identical(ours, other):
 
 @every_rule
 @pytest.mark.parametrize("kind", ["ddp", "views"])
-def test_data_parallel_equals_one_process(found, name, kind):
+def test_data_parallel_equals_one_process(results, name, kind):
     """``views``: gradients that share memory with DDP's buckets."""
-    agree(found[0][kind, name]["steps"], one_process(name))
-    identical(found[0][kind, name]["steps"], found[1][kind, name]["steps"])
+    agree(results[0][kind, name]["steps"], one_process(name))
+    identical(results[0][kind, name]["steps"], results[1][kind, name]["steps"])
 
 
 @every_rule
-def test_sharded_equals_one_process(found, name):
-    for rank in found:
+def test_sharded_equals_one_process(results, name):
+    for rank in results:
         agree(rank["fsdp", name]["steps"], one_process(name))
 
 
 @every_rule
 @pytest.mark.parametrize(("kind", "width"), [("replicas", 7), ("tensor parallel", 8)])
-def test_other_shardings_equal_one_process(found, name, kind, width):
-    for rank in found:
+def test_other_shardings_equal_one_process(results, name, kind, width):
+    for rank in results:
         agree(rank[kind, name]["steps"], one_process(name, width))
         identical(rank[kind, name]["resumed"], rank[kind, name]["steps"])
 
 
-def test_a_gradient_scaler_on_shards(found):
+def test_a_gradient_scaler_on_shards(results):
     """An overflow on one rank skips the step on both."""
-    steps = found[0]["scaled"]["steps"]
+    steps = results[0]["scaled"]["steps"]
     identical(steps[2:3], steps[1:2])
     agree(steps[:2] + steps[3:], one_process("look_sam"))
-    identical(steps, found[1]["scaled"]["steps"])
-    assert found[0]["scaled"]["scale"] == found[1]["scaled"]["scale"] == 512.0
+    identical(steps, results[1]["scaled"]["steps"])
+    assert results[0]["scaled"]["scale"] == results[1]["scaled"]["scale"] == 512.0
 
 
 @pytest.mark.parametrize("name", [name for name in FSDP_OPTIONS if name not in RULES])
-def test_sharded_options_equal_one_process(found, name):
+def test_sharded_options_equal_one_process(results, name):
     rule, options = FSDP_OPTIONS[name]
     tolerance = 1e-3 if "store_dtype" in options else 1e-11  # bfloat16: another last bit of float64 may round away
-    agree(found[0]["fsdp", name]["steps"], one_process(rule, **options), tolerance)
+    agree(results[0]["fsdp", name]["steps"], one_process(rule, **options), tolerance)
 
 
 @pytest.mark.parametrize("name", FSDP_OPTIONS)
-def test_sharded_resume_in_mid_cycle(found, name):
-    run = found[0]["fsdp", name]
+def test_sharded_resume_in_mid_cycle(results, name):
+    run = results[0]["fsdp", name]
     identical(run["resumed"], run["steps"])
 
 
 @every_rule
-def test_sharded_rules_need_few_reductions(found, name):
+def test_sharded_rules_need_few_reductions(results, name):
     """One all-reduce for the scalars of all tensors: for ε, the sums and ‖g_v‖ on a refresh, for ‖g‖ on reuse."""
-    look, always = name in LOOK_RULES, name in ("sam", "layer_sam")
-    refresh, reuse = found[0]["fsdp", name]["reductions"]
+    look, always = name in LOOK_RULES, refreshes(name, 1)
+    refresh, reuse = results[0]["fsdp", name]["reductions"]
     assert refresh == (3 if look else 2)
     assert reuse == (2 if always else 1 if look else 0)
 
 
 def by_definition(name):
-    """m-sharpness: each rank's half climbs its own gradient, and g_s is the mean; g_v is made of the means."""
+    """m-sharpness: each half has a perturbation of its own, and g_s is the mean; g_v is made of the means."""
     model = torch_ranks.network()
     base, kept, seen = torch_ranks.base_for(model), None, []
     params, sizes = list(model.parameters()), [p.numel() for p in model.parameters()]
@@ -129,7 +129,7 @@ def by_definition(name):
         return flat([p.grad for p in params])
 
     def epsilon(g, w):
-        if "layer" not in name:
+        if name not in LAYER_RULES:
             return 0.1 * g / np.linalg.norm(g)
         parts = zip(np.split(g, np.cumsum(sizes)[:-1]), np.split(w, np.cumsum(sizes)[:-1]), strict=True)
         u = np.concatenate([np.linalg.norm(v) / np.linalg.norm(part) * part for part, v in parts])
@@ -139,7 +139,7 @@ def by_definition(name):
     for step in range(STEPS):
         g = [gradient(*half) for half in halves]
         mean, returned = np.mean(g, 0), np.mean(g, 0)
-        if name in ("sam", "layer_sam") or step % PERIOD == 0:
+        if refreshes(name, step):
             w = flat(params)
             returned = np.mean([gradient(*half, epsilon(own, w)) for half, own in zip(halves, g, strict=True)], 0)
             kept = returned - (mean @ returned) / (mean @ mean) * mean
@@ -154,29 +154,28 @@ def by_definition(name):
 
 @every_rule
 @pytest.mark.parametrize("kind", ["rank", "rank, views"])
-def test_one_perturbation_a_rank_is_m_sharpness(found, name, kind):
-    ours, other = (rank[kind, name]["steps"] for rank in found)
+def test_one_perturbation_per_rank_is_m_sharpness(results, name, kind):
+    ours, other = (rank[kind, name]["steps"] for rank in results)
     agree([(w, None) for w, _ in ours], by_definition(name))
     identical(ours, other)
 
 
 @every_rule
-def test_one_perturbation_a_rank_skips_the_first_synchronisation(found, name):
+def test_one_perturbation_per_rank_skips_the_first_synchronisation(results, name):
     """DDP's own buckets: one pass on every step, whatever the rule; with a global ε, two on refresh steps."""
-    refreshes = [name in ("sam", "layer_sam") or i % PERIOD == 0 for i in range(STEPS)]
-    assert found[0]["rank", name]["buckets"] == [1] * STEPS
-    assert found[0]["ddp", name]["buckets"] == [1 + refresh for refresh in refreshes]
+    assert results[0]["rank", name]["buckets"] == [1] * STEPS
+    assert results[0]["ddp", name]["buckets"] == [1 + refreshes(name, i) for i in range(STEPS)]
 
 
-def test_the_documented_recipe(found):
-    identical(found[0]["recipe"], found[1]["recipe"])
-    assert any(norm > 0 for _, norm in found[0]["recipe"])
+def test_the_documented_recipe(results):
+    identical(results[0]["recipe"], results[1]["recipe"])
+    assert any(norm > 0 for _, norm in results[0]["recipe"])
 
 
 @every_rule
-def test_ranks_fall_back_together(found, name):
+def test_ranks_fall_back_together(results, name):
     """The squares of one rank's gradient overflow: all ranks return the mean gradient."""
-    ours, other = (rank["overflow", name] for rank in found)
+    ours, other = (rank["overflow", name] for rank in results)
     assert ours["fell_back"] and other["fell_back"]
     identical(ours["steps"], other["steps"])
     model = torch_ranks.network()

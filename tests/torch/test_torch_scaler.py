@@ -1,4 +1,4 @@
-"""fp16 with a gradient scaler: unscaled once a pass, overflow handled on either pass."""
+"""fp16 with a gradient scaler: unscaled once per pass, overflow handled on either pass."""
 
 import numpy as np
 import pytest
@@ -110,7 +110,7 @@ def test_overflow_without_a_closure():
     before = ours.flat()
     closure_for(ours, opt, scale, spoil={0})()
     opt.ascend(scaler=scale)
-    np.testing.assert_array_equal(ours.flat(), before)  # nothing to climb
+    np.testing.assert_array_equal(ours.flat(), before)  # the weights do not move
     closure_for(ours, opt, scale)()
     opt.step(scaler=scale)
     scale.update()

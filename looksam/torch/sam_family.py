@@ -1,7 +1,9 @@
-"""The five rules as optimizers, each a composition of a ball, a period and a reuse.
+"""The five rules as optimizers, each a composition of a perturbation, a period and a reuse.
 
-Reference: Liu et al., "Towards Efficient and Scalable Sharpness-Aware Minimization", CVPR 2022. docs/maths.md says how
-its open points are read, docs/pytorch.md how the optimizers are used.
+A new rule is a class here, with its name in ``RULES``; its equations go into formulas.py.
+
+Reference: Liu et al., "Towards Efficient and Scalable Sharpness-Aware Minimization", CVPR 2022. docs/maths.md explains
+how we read what the paper leaves open, docs/pytorch.md how to use the optimizers.
 """
 
 from typing import Literal
@@ -10,28 +12,29 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from looksam.torch import checks
-from looksam.torch.balls import Layers, global_ball, layer_ball
-from looksam.torch.engine import Setting
+from looksam.arguments import exponent, layer_scaling
+from looksam.torch.formulas import global_perturbation, layer_perturbation
 from looksam.torch.optimizer import SharpnessAware
+from looksam.torch.param_groups import Layers, Setting
 
 Scaling = Literal["normalized", "literal", "adaptive"]
 Perturbation = Literal["global", "rank"]
 
 
 class SAMk(SharpnessAware):
-    """SAM-k: SAM on every k-th step, the plain gradient in between. 1 + 1/k gradients a step.
+    """SAM-k: SAM on every k-th step, the plain gradient in between. 1 + 1/k gradients per step.
 
     Args:
       base: the optimizer that takes the steps, e.g. ``torch.optim.AdamW(model.parameters())``.
-      rho: radius ρ ≥ 0 of the ball: a number, or a function of the rule's step count. A ``"rho"`` in a param group is
-        for that group: ε is ρ times a unit vector over all parameters, and each tensor uses its own group's ρ.
-      k: steps that share one second gradient; steps 0, k, 2k, … take it.
-      p: norm of the ball, 1 < p ≤ ∞.
+      rho: radius ρ ≥ 0 of the perturbation: a number, or a function of the rule's step count. A ``"rho"`` in a param
+        group applies to that group: ε is ρ times a unit vector over all parameters, and each tensor uses its own
+        group's ρ.
+      k: number of steps that share one second gradient; steps 0, k, 2k, … take it.
+      p: the norm in which the perturbation has length ρ, 1 < p ≤ ∞.
       model: the module that the closure trains. Its buffers (BatchNorm statistics) then come from the clean pass.
-      perturbation: ``"global"``, one for all ranks, or ``"rank"``, one for each (``model`` must then be a
-        DistributedDataParallel).
-      full_info: fill all fields of ``opt.info``, for one more pass over the gradients on some steps.
+      perturbation: ``"global"`` for one perturbation on all ranks, or ``"rank"`` for one per rank (``model`` must then
+        be a DistributedDataParallel).
+      full_info: fill in all fields of ``opt.info``, which costs one more pass over the gradients on some steps.
 
     Example:
       >>> import torch
@@ -63,12 +66,19 @@ class SAMk(SharpnessAware):
         perturbation: Perturbation = "global",
         full_info: bool = False,
     ) -> None:
-        ball = global_ball(checks.exponent(p))
-        super().__init__(base, ball, rho=rho, k=k, model=model, perturbation=perturbation, full_info=full_info)
+        super().__init__(
+            base,
+            global_perturbation(exponent(p)),
+            rho=rho,
+            k=k,
+            model=model,
+            perturbation=perturbation,
+            full_info=full_info,
+        )
 
 
 class SAM(SAMk):
-    """SAM: the gradient at the steepest neighbour, g_s = ∇L(w + ε), on every step. Two gradients a step.
+    """SAM: the gradient at the perturbed parameters, g_s = ∇L(w + ε), on every step. Two gradients per step.
 
     Args:
       base, rho, p, model, perturbation, full_info: as for ``SAMk``.
@@ -102,7 +112,7 @@ class SAM(SAMk):
 
 
 class LookSAM(SharpnessAware):
-    """LookSAM-k: SAM on every k-th step, g + α (‖g‖/‖g_v‖) g_v in between. 1 + 1/k gradients a step.
+    """LookSAM-k: SAM on every k-th step, g + α (‖g‖/‖g_v‖) g_v in between. 1 + 1/k gradients per step.
 
     g_v = g_s − (⟨g, g_s⟩/‖g‖²) g is the part of the last SAM gradient orthogonal to g, by one projection over the whole
     parameter vector.
@@ -110,8 +120,8 @@ class LookSAM(SharpnessAware):
     Args:
       base, rho, k, p, model, perturbation, full_info: as for ``SAMk``; k = 1 is ``SAM``.
       alpha: strength α ≥ 0 of the reused part: a number, or a function of the rule's step count. An ``"alpha"`` in a
-        param group is for that group.
-      store_dtype: dtype of the kept g_v, by default each parameter's; ``torch.bfloat16`` halves its memory.
+        param group applies to that group.
+      store_dtype: dtype in which g_v is kept, by default each parameter's own; ``torch.bfloat16`` halves its memory.
 
     Example:
       >>> import torch
@@ -148,7 +158,7 @@ class LookSAM(SharpnessAware):
     ) -> None:
         super().__init__(
             base,
-            global_ball(checks.exponent(p)),
+            global_perturbation(exponent(p)),
             rho=rho,
             alpha=alpha,
             k=k,
@@ -160,16 +170,16 @@ class LookSAM(SharpnessAware):
 
 
 class LayerSAM(SharpnessAware):
-    """LayerSAM: SAM with the perturbation of each layer scaled by Λ_i = ‖w_i‖/‖g_i‖. Two gradients a step.
+    """LayerSAM: SAM with the perturbation of each layer scaled by Λ_i = ‖w_i‖/‖g_i‖. Two gradients per step.
 
     Args:
       base, rho, p, model, perturbation, full_info: as for ``SAMk``. At p = ∞ the layer with the smallest gradient takes
         most of the budget.
       scaling: with u = Λ sign(g)|g|^(q−1), ``"normalized"`` is ε = ρ u/‖u‖_p, ``"literal"`` the paper's printed
         ε = ρ u/(‖g‖_q^q)^(1/p), which depends on the scale of the loss, and ``"adaptive"`` the maximiser of ⟨g, ε⟩
-        where the size of each ε_i is counted in units of ‖w_i‖.
+        where the size of each ε_i is measured in units of ‖w_i‖.
       layers: a function from a parameter's name, like ``"block.weight"``, to the name of its layer; by default each
-        tensor is a layer. Names are those of ``model``, or of the ``named_parameters()`` the base was made of.
+        tensor is a layer. Names are those of ``model``, or of the ``named_parameters()`` that the base was given.
 
     Example:
       >>> import torch
@@ -201,10 +211,9 @@ class LayerSAM(SharpnessAware):
         perturbation: Perturbation = "global",
         full_info: bool = False,
     ) -> None:
-        checks.layer_function(layers)
         super().__init__(
             base,
-            layer_ball(checks.exponent(p), checks.layer_scaling(scaling)),
+            layer_perturbation(exponent(p), layer_scaling(scaling)),
             rho=rho,
             k=1,
             layers=layers,
@@ -215,7 +224,7 @@ class LayerSAM(SharpnessAware):
 
 
 class LookLayerSAM(SharpnessAware):
-    """Look-LayerSAM-k: LookSAM-k with LayerSAM's perturbation. 1 + 1/k gradients a step.
+    """Look-LayerSAM-k: LookSAM-k with LayerSAM's perturbation. 1 + 1/k gradients per step.
 
     Args:
       base, rho, p, scaling, layers, model, perturbation, full_info: as for ``LayerSAM``.
@@ -258,10 +267,9 @@ class LookLayerSAM(SharpnessAware):
         perturbation: Perturbation = "global",
         full_info: bool = False,
     ) -> None:
-        checks.layer_function(layers)
         super().__init__(
             base,
-            layer_ball(checks.exponent(p), checks.layer_scaling(scaling)),
+            layer_perturbation(exponent(p), layer_scaling(scaling)),
             rho=rho,
             alpha=alpha,
             k=k,
@@ -271,3 +279,13 @@ class LookLayerSAM(SharpnessAware):
             perturbation=perturbation,
             full_info=full_info,
         )
+
+
+# By their names in looksam.methods.
+RULES: dict[str, type[SharpnessAware]] = {
+    "sam": SAM,
+    "sam_k": SAMk,
+    "look_sam": LookSAM,
+    "layer_sam": LayerSAM,
+    "look_layer_sam": LookLayerSAM,
+}

@@ -1,0 +1,159 @@
+"""The base optimizer's parameter groups: checks, gradients, names of parameters, and each group's ρ and α."""
+
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from looksam import arguments
+from looksam.torch.tensors import Tensors
+
+Setting = float | Callable[[int], float]  # a number, or a function of the rule's step count
+Layers = Callable[[str], Hashable]  # from a parameter's name, "block.weight", to the name of its layer
+
+WRAPPERS = ("_orig_mod.", "module.")  # torch.compile and DistributedDataParallel; a layer keeps its name under them
+
+
+@dataclass(frozen=True)
+class ParamGroups:
+    """The base optimizer's groups as a rule sees them; ``base`` may replace or extend them at any time."""
+
+    base: Optimizer
+    settings: dict[str, Setting]  # rho, and alpha for rules that reuse g_v
+    layers: Layers | None
+    model: nn.Module | None
+
+    @property
+    def params(self) -> Tensors:
+        """All parameters, in the order of the groups."""
+        return [p for group in self.base.param_groups for p in group["params"]]
+
+    def check(self) -> None:
+        """Checks all groups, and writes ρ and α into those that have none.
+
+        A setting that the base optimizer uses for something else, as RMSprop does alpha, is left alone.
+        """
+        for p, name in self._described().items():
+            if p.is_complex():
+                raise TypeError(
+                    f"parameter {name} is {p.dtype}; the rules need real parameters: use torch.view_as_real."
+                )
+        for name, value in self.settings.items():
+            for i, group in enumerate(self.base.param_groups if name not in self.base.defaults else []):
+                if callable(value) and name in group:
+                    raise ValueError(f"group {i} has {name}={group[name]}, and {name} is a function of the step count.")
+                if not callable(value):
+                    non_negative(f"group {i}: {name}", group.setdefault(name, value))
+        self.layers_of(self.params)
+
+    def values(self, name: str, count: int) -> list[float]:
+        """Returns the value of a setting for each group, at this step count."""
+        value, groups = self.settings[name], self.base.param_groups
+        if callable(value):
+            return [non_negative(f"{name}({count})", value(count))] * len(groups)
+        if name in self.base.defaults:  # RMSprop's alpha, Adadelta's rho
+            return [float(value)] * len(groups)
+        return [non_negative(f"group {i}: {name}", group.get(name, value)) for i, group in enumerate(groups)]
+
+    def gradients(self, also: Collection[Tensor] = ()) -> tuple[Tensors, Tensors, list[int]]:
+        """Returns the parameters that have a gradient, the gradients, and the indices of their groups.
+
+        A parameter in ``also`` without a gradient gets one of 0.
+        """
+        entries = [(p, p.grad, i) for i, group in enumerate(self.base.param_groups) for p in group["params"]]
+        missing = [n for n, (_, grad, _) in enumerate(entries) if grad is None]
+        if len(missing) == len(entries):
+            raise RuntimeError("no parameter has a gradient; call loss.backward(), in the closure if there is one.")
+        for n in missing:
+            p, _, i = entries[n]
+            if p in also:
+                p.grad = torch.zeros_like(p)
+                entries[n] = p, p.grad, i
+        params, grads, indices = zip(*(entry for entry in entries if entry[1] is not None), strict=True)
+        self.check_dense(params, grads)
+        return params, grads, list(indices)
+
+    def check_dense(self, params: Tensors, grads: Tensors) -> None:
+        """Raises if a gradient is sparse."""
+        if {grad.layout for grad in grads} == {torch.strided}:
+            return
+        for p, grad in zip(params, grads, strict=True):
+            if grad.layout != torch.strided:
+                raise TypeError(
+                    f"the gradient of {self._described()[p]} has layout {grad.layout}; "
+                    "the rules need dense gradients: sparse=False."
+                )
+
+    def layers_of(self, params: Tensors) -> list[Hashable]:
+        """Returns the layer of each parameter; by default every tensor is a layer of its own."""
+        if self.layers is None:
+            return list(range(len(params)))
+        names = self._names()
+        for p in params:
+            if p not in names:
+                raise ValueError(
+                    f"layers= needs names, and parameter {self._described()[p]} has none; pass model= as well."
+                )
+        return [self.layers(names[p]) for p in params]
+
+    def _names(self) -> dict[Tensor, str]:
+        """Returns the names in the model, or those in the ``named_parameters()`` that the base optimizer was given."""
+        names: dict[Tensor, str] = {}
+        for group in self.base.param_groups:
+            names.update(zip(group["params"], group.get("param_names", ()), strict=False))
+        if self.model is not None:
+            names.update((p, name) for name, p in self.model.named_parameters())
+        return {p: _unwrapped(name) for p, name in names.items()}
+
+    def _described(self) -> dict[Tensor, str]:
+        """Returns a name or a position for every parameter, for error messages."""
+        groups = self.base.param_groups
+        positions = {p: f"{j} of group {i}" for i, group in enumerate(groups) for j, p in enumerate(group["params"])}
+        names = self._names()
+        return {p: f"'{names[p]}'" if p in names else position for p, position in positions.items()}
+
+
+def non_negative(name: str, value: Any) -> float:
+    """Returns ρ or α as a float; a 0-dim tensor counts as a number."""
+    if isinstance(value, Tensor):
+        if value.ndim > 0:
+            raise ValueError(f"{name} has shape {tuple(value.shape)}; pass a number >= 0.")
+        value = float(value)
+    return arguments.non_negative(name, value)
+
+
+def check_base(base: Any, wrapper: type[Optimizer]) -> None:
+    """Raises if ``base`` is no optimizer that the rules can wrap."""
+    if isinstance(base, type) and issubclass(base, Optimizer):
+        raise TypeError(f"base={base.__name__} is a class; pass an instance, e.g. {base.__name__}(model.parameters()).")
+    if not isinstance(base, Optimizer):
+        raise TypeError(f"base is a {type(base).__name__}; pass a torch.optim.Optimizer, e.g. AdamW(...).")
+    if isinstance(base, wrapper):
+        raise TypeError(f"base is a {type(base).__name__} already; pass the optimizer that it wraps, opt.base.")
+    if isinstance(base, torch.optim.LBFGS):
+        raise TypeError("base is LBFGS, which calls the closure any number of times; pass a first-order optimizer.")
+    for group in base.param_groups:
+        if group.get("maximize"):
+            raise ValueError("base has maximize=True, and SAM ascends the loss; minimise the negated loss instead.")
+
+
+def check_store_dtype(dtype: Any) -> None:
+    """Raises if g_v cannot be kept in this dtype."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"store_dtype={dtype} is not floating-point; pass e.g. torch.bfloat16 or None.")
+
+
+def check_model(model: Any) -> None:
+    """Raises if ``model`` is no module."""
+    if model is not None and not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; pass the torch.nn.Module that the closure trains.")
+
+
+def _unwrapped(name: str) -> str:
+    for prefix in WRAPPERS:
+        while name.startswith(prefix):
+            name = name.removeprefix(prefix)
+    return name

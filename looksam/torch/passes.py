@@ -1,0 +1,168 @@
+"""What happens around the two passes: gradients are collected, weights perturbed and put back, gradients adjusted."""
+
+import operator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from looksam.torch import formulas, tensors
+from looksam.torch.formulas import StepInfo, UnitPerturbation
+from looksam.torch.param_groups import ParamGroups
+from looksam.torch.phase import CurrentStep, Perturbed, RuleState
+from looksam.torch.replay import Replay, Scaler, overflowed
+from looksam.torch.sharding import Ranks, VectorSpace, local
+from looksam.torch.tensors import Tensors
+
+SMALL_GRADIENT = 2**20  # entries
+
+
+@dataclass
+class Passes:
+    """The work of one wrapper, in methods in the order of a step.
+
+    It is one object, so that copies of the wrapper's attributes (Lightning makes some) share the same step.
+    """
+
+    groups: ParamGroups
+    unit_perturbation: UnitPerturbation
+    k: int
+    store_dtype: torch.dtype | None
+    model: nn.Module | None
+    ranks: Ranks | None  # None if all ranks share one perturbation
+    full_info: bool
+    state: RuleState = field(default_factory=RuleState)
+    step: CurrentStep = field(default_factory=CurrentStep)
+    info: StepInfo | None = None  # of the last step
+
+    @property
+    def reuses(self) -> bool:
+        """Whether g_v is kept. With k = 1, which is SAM, it never is."""
+        return "alpha" in self.groups.settings and self.k > 1
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether the current step takes a second gradient."""
+        return self.state.count % self.k == 0
+
+    def new_replay(self) -> Replay | None:
+        """Records where the clean pass starts, if the step takes a second pass."""
+        return self._replay() if self.refreshes else None
+
+    def clear_gradients(self) -> None:
+        """Sets all gradients to None."""
+        for p in self.groups.params:
+            p.grad = None
+
+    def perturb(self, scaler: Scaler | None) -> None:
+        """Collects the clean gradients and moves the weights to w + ε; if the gradients overflowed, skips the step."""
+        # Where ranks average their gradients, all of them must have the same ones.
+        trained = {p for p in self.groups.params if p.requires_grad} if self.ranks and self.reuses else ()
+        params, grads, groups = self.groups.gradients(also=trained)
+        space = VectorSpace.of(params)
+        if scaler and self._overflows(scaler, grads, space):
+            return
+        g = [_to_hold(x) for x in grads]
+        weights, shards = local(params), local(g)
+        directions, factors = self.unit_perturbation(shards, weights, self.groups.layers_of(params), space)
+        radii = _by_group(factors, self.groups.values("rho", self.state.count), groups)
+        replay = self.step.start or self._replay()
+        saved = self._saved(params, weights)
+        self.step.perturb(Perturbed(dict(zip(params, g, strict=True)), weights, saved, replay, scaler))
+        self.clear_gradients()
+        tensors.add_scaled_(weights, radii, directions, space.dtype)
+        torch.clear_autocast_cache()  # it may hold casts of w
+        if self.ranks and self.reuses:  # g_v is computed from the means
+            self.ranks.average_(shards)
+
+    def descend(self, wrapper: Optimizer) -> None:
+        """Puts the weights back at w and leaves the gradient for the base optimizer in .grad."""
+        held = self.step.return_to_w()
+        if held.scaler:
+            held.scaler.unscale_(wrapper)
+        params, g, g_s = self._pairs(held)
+        into = self.state.g_v_buffers(params, self.store_dtype) if self.reuses else g if self.full_info else None
+        agree = self.ranks.agree if self.ranks and not self.reuses else None
+        self.info = formulas.refresh(g, g_s, VectorSpace.of(params), into=into, agree=agree)
+        self.state.g_v_norm = self.info.g_v_norm if self.reuses else None
+        self.step.set_ready()
+
+    def reuse(self, scaler: Scaler | None) -> None:
+        """Adjusts the gradients in place; without a g_v they stay as they are."""
+        state = self.state
+        params, grads, groups = self.groups.gradients(also=state.g_v)  # g is 0 where this batch uses no parameter
+        space, g = VectorSpace.of(params), local(grads)
+        if scaler and self._overflows(scaler, grads, space):
+            return
+        if state.g_v_norm is None:
+            self.info = formulas.plain(g, space, full_info=self.full_info)
+            return
+        alpha = self.groups.values("alpha", state.count)
+        g_v = _aligned(params, list(state.g_v), local(list(state.g_v.values())))
+        alphas = [alpha[i] for i in groups]
+        self.info = formulas.reuse(g, g_v, alphas, state.g_v_norm, space, full_info=self.full_info)
+
+    def restore(self) -> None:
+        """Puts the weights back if they are not at w, and discards the second pass."""
+        self.step.restore()
+        self.state.drop_unfinished()
+
+    def _replay(self) -> Replay:
+        devices = {p.device for p in self.groups.params}
+        return Replay(self.model, sorted((x for x in devices if x.type not in ("cpu", "meta")), key=str))
+
+    def _overflows(self, scaler: Scaler, grads: Tensors, space: VectorSpace) -> bool:
+        """Unscales the gradients; if they overflowed, skips the step."""
+        scaler.unscale_(self.groups.base)
+        if overflowed(local(grads), space):
+            self.step.skip()
+            return True
+        return False
+
+    def _saved(self, params: Tensors, weights: Tensors) -> Tensors:
+        """Copies the weights: into the memory of g_v, which a refresh is about to overwrite, if its dtype allows."""
+        if not self.reuses:
+            return tensors.copies(weights)
+        buffers = self.state.g_v_buffers(params, self.store_dtype)
+        if any(buffer.dtype != w.dtype for buffer, w in zip(buffers, weights, strict=True)):
+            return tensors.copies(weights)
+        torch._foreach_copy_(buffers, weights)
+        return buffers
+
+    def _pairs(self, held: Perturbed) -> tuple[Tensors, Tensors, Tensors]:
+        """Returns the parameters with a gradient in either pass, and the shards of both; a missing gradient is 0."""
+        params = [p for p in self.groups.params if p.grad is not None or (p in held.g and not self.ranks)]
+        grads = []
+        for p in params:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            grads.append(p.grad)
+        self.groups.check_dense(params, grads)
+        g = [held.g[p] if p in held.g else torch.zeros_like(p) for p in params]
+        return params, local(g), local(grads)
+
+
+def _by_group(factors: Tensor, values: list[float], groups: list[int]) -> Tensors:
+    """Returns the factor of each tensor, times the value of its group."""
+    if len(set(values)) == 1:
+        return (values[0] * factors).unbind()
+    return torch._foreach_mul(factors.unbind(), [values[i] for i in groups])
+
+
+def _aligned(params: Tensors, owners: Tensors, shards: Tensors) -> list[Tensor | None]:
+    """Returns the shard that belongs to each parameter. Usually they are in order, and hashing tensors is slow."""
+    if len(params) == len(owners) and all(map(operator.is_, params, owners)):
+        return list(shards)
+    by_owner = dict(zip(owners, shards, strict=True))
+    return [by_owner.get(p) for p in params]
+
+
+def _to_hold(grad: Tensor) -> Tensor:
+    """Returns the clean gradient in a form that can be held during the second pass.
+
+    It is a copy where DistributedDataParallel returned a view of a bucket, which that pass overwrites. On a CPU it is
+    also a copy if it is small: held where backward left it, it would fragment the memory that the pass is about to
+    use, and cost more in page faults than the copy does (five per cent of the pass for a ViT or a ResNet).
+    """
+    small = grad.device.type == "cpu" and grad.numel() <= SMALL_GRADIENT
+    return grad.clone() if small or grad._is_view() else grad
