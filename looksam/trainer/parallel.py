@@ -20,6 +20,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from looksam.rules import Rule, SAMState, StepInfo, accumulated
+from looksam.rules.batching import group_gradients, scanned_mean
 from looksam.trainer.keys import per_image
 from looksam.trainer.recipe import Recipe
 
@@ -238,14 +239,12 @@ class Gradient:
 
         def worker(params: Any, both: Any, first: Any, images: Any, labels: Any) -> tuple[Any, Any]:
             shared, count = both
-            of = accumulated(self._value_and_grad(()), self.parts.group_microbatches, BATCH)
-
-            def in_group(params: Any, *part: Any) -> tuple[Any, Any]:
-                value, g = of(params, *part)
-                return value, (g, of(rule.perturb(g, params, SAMState(count)), *part)[1])
-
+            of_group = accumulated(self._value_and_grad(()), self.parts.group_microbatches, BATCH)
+            perturb = lambda g, params: rule.perturb(g, params, SAMState(count))
+            gradients = group_gradients(of_group, perturb, self.parts.groups or 1, BATCH, mean=scanned_mean)
             keys = per_image(shared.model_key, images.shape[0], first)
-            return accumulated(in_group, self.parts.groups or 1, BATCH)(params, shared, images, labels, keys)
+            value, g, g_s = gradients(params, shared, images, labels, keys)
+            return value, (g, g_s)
 
         shared, *rows = batch
         value, (g, g_s) = self.layout.work(worker, trees=2)(params, (shared, rule_state.count), *rows)
