@@ -7,23 +7,19 @@ the same rules for PyTorch.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from looksam.methods import METHODS
+
 if TYPE_CHECKING:
-    from looksam.optax_adapter import as_optimizer
-    from looksam.rules import Rule, StepInfo, accumulated, layer_sam, look_layer_sam, look_sam, sam, sam_k
+    from looksam.optax_adapter import as_optimizer as as_optimizer
+    from looksam.rules import Rule as Rule
+    from looksam.rules import StepInfo as StepInfo
+    from looksam.rules import accumulated as accumulated
+    from looksam.rules.family import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Rule",
-    "StepInfo",
-    "accumulated",
-    "as_optimizer",
-    "layer_sam",
-    "look_layer_sam",
-    "look_sam",
-    "sam",
-    "sam_k",
-]
+_RULES = (method.name for method in METHODS.values() if method.is_rule)
+__all__ = sorted(["Rule", "StepInfo", "accumulated", "as_optimizer", *_RULES])
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Checks of arguments that JAX, PyTorch and the trainer share. Framework-free.
+"""Checks of arguments that JAX, PyTorch and the trainer share; no framework is imported.
 
 Each raises before any time is spent, with a message that names the value, the argument and the fix.
 """
@@ -18,21 +18,30 @@ SCALINGS = ("normalized", "literal", "adaptive")
 
 
 def is_number(value: Any, kind: type = numbers.Real) -> bool:
-    """Whether ``value`` is a number of this kind, Python's or NumPy's; booleans are not."""
+    """Returns whether ``value`` is a number of this kind, Python's or NumPy's; booleans are not."""
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def non_negative(name: str, value: Any) -> float:
-    """A finite number >= 0, such as ρ or α."""
+def non_negative(name: str, value: Any, expected: str = "a number >= 0, or a schedule of the step count") -> float:
+    """Returns a finite number >= 0, such as ρ or α."""
     if not is_number(value):
-        raise TypeError(f"{name}={value!r} is not a number; pass a number >= 0, or a schedule of the step count.")
+        raise TypeError(f"{name}={value!r} is not a number; pass {expected}.")
     if not 0 <= value < math.inf:
         raise ValueError(f"{name}={float(value)} is out of range; pass a finite {name} >= 0.")
     return float(value)
 
 
+def whole(name: str, value: Any, least: int = 1) -> int:
+    """Returns a whole number >= ``least``, such as a number of groups or steps."""
+    if not is_number(value, numbers.Integral):
+        raise TypeError(f"{name}={value!r} is not an int; pass a whole number >= {least}.")
+    if value < least:
+        raise ValueError(f"{name}={value} is out of range; pass {name} >= {least}.")
+    return int(value)
+
+
 def period(k: Any) -> int:
-    """The number of steps that share one second gradient."""
+    """Returns k, the number of steps that share one second gradient."""
     if not is_number(k, numbers.Integral):
         raise TypeError(f"k={k!r} is not an int; pass how many steps share one second gradient, e.g. k=5.")
     if k < 1:
@@ -41,7 +50,7 @@ def period(k: Any) -> int:
 
 
 def exponent(p: Any) -> float:
-    """The p of a p-norm, 1 < p ≤ ∞."""
+    """Returns the p of a p-norm, 1 < p ≤ ∞."""
     if not is_number(p):
         raise TypeError(f"p={p!r} is not a number; pass 1 < p <= inf, e.g. p=2.0 or p=float('inf').")
     if not p > 1:  # NaN too
@@ -50,26 +59,26 @@ def exponent(p: Any) -> float:
 
 
 def layer_scaling(scaling: Any) -> str:
-    """One of ``SCALINGS``."""
+    """Returns a layer scaling, one of ``SCALINGS``."""
     if scaling not in SCALINGS:
         names = ", ".join(map(repr, SCALINGS))
         raise ValueError(f"scaling={scaling!r} is unknown; pass one of {names}.")
-    return scaling
+    return str(scaling)
 
 
 def layer_function(layers: Callable[[str], Any] | None, example: str) -> None:
-    """None, or a function from a parameter's name, like ``example``, to the name of its layer."""
+    """Raises unless ``layers`` is None or a function from a parameter's name, like ``example``, to its layer's name."""
     if layers is not None and not callable(layers):
         raise TypeError(f"layers={layers!r} is not callable; pass a function from a name like {example!r} to a layer.")
 
 
 def close_names(name: str, names: Iterable[str]) -> list[str]:
-    """Up to three names that resemble ``name``, most similar first."""
+    """Returns up to three names that resemble ``name``, most similar first."""
     return difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str | None = None) -> str:
-    """``"; did you mean a or b?"``, or ``otherwise`` if no name is close: by default the list of all names."""
+    """Returns ``"; did you mean a or b?"``, or ``otherwise`` if no name is close: by default the list of all names."""
     names = list(names)
     close = close_names(name, names)
     if close:

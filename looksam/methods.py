@@ -1,7 +1,8 @@
 """The methods that can be compared, each described in one place: the base optimizer and the sharpness-aware rules.
 
-Recipes, the command line, plans, experiments and reports read this table and nothing else. A new rule needs a factory
-in ``looksam.rules.family`` and an entry here; this module itself imports no framework.
+The public names of the package, recipes, the command line, plans, experiments, reports and the tests of the rules read
+this table and nothing else. A new rule needs a factory in ``looksam.rules.family`` and an entry here. This module
+imports no framework.
 """
 
 from collections.abc import Mapping
@@ -35,21 +36,27 @@ class Method:
     row: str = ""  # the name in the paper's tables, if it is not ``name``; "{k}" stands for the period
 
     @property
+    def is_rule(self) -> bool:
+        """Whether the method is a rule, and not the base optimizer alone."""
+        return bool(self.every_step)
+
+    @property
     def has_period(self) -> bool:
         """Whether the second gradient is taken on every k-th step only."""
         return "k" in self.settings
 
     def rule(self, settings: Mapping[str, Any]) -> "Rule | None":
         """The rule for JAX, from a mapping that has at least ``self.settings``; None for the base optimizer."""
-        if not self.every_step:
+        if not self.is_rule:
             return None
-        import looksam
+        from looksam import rules
 
-        return getattr(looksam, self.name)(**{name: settings[name] for name in self.settings})
+        rule: Rule = getattr(rules, self.name)(**{name: settings[name] for name in self.settings})
+        return rule
 
     def programs(self, k: int) -> dict[str, float]:
         """The compiled programs of a step and the share of steps that runs each: ``base``, ``refresh``, ``reuse``."""
-        if not self.every_step:
+        if not self.is_rule:
             return {"base": 1.0}
         if not self.has_period or k == 1:
             return {"refresh": 1.0}

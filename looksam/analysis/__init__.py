@@ -1,7 +1,16 @@
-"""Tools to see flatness: pure functions of a loss and the weights."""
+"""Tools that measure flatness: pure functions of a loss and the weights."""
 
-from looksam.analysis.bound import Bound, pac_bayes_bound
-from looksam.analysis.drift import Change, Components, Drift, DriftState, components, make_drift
+from looksam.analysis.decomposition import (
+    Change,
+    Components,
+    Drift,
+    DriftState,
+    Prediction,
+    SecondOrder,
+    components,
+    make_drift,
+    second_order,
+)
 from looksam.analysis.hessian import (
     Eigenvalues,
     LanczosState,
@@ -23,7 +32,7 @@ from looksam.analysis.landscape import (
     random_direction,
     unit_direction,
 )
-from looksam.analysis.second_order import Prediction, SecondOrder, second_order
+from looksam.analysis.pac_bayes import Bound, pac_bayes_bound
 from looksam.analysis.sharpness import ascent_sharpness, m_sharpness, one_step_sharpness
 from looksam.analysis.summary import measure
 

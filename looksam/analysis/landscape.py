@@ -1,10 +1,9 @@
-"""The loss along lines and planes through the weights.
+"""The loss along lines and over planes through the weights.
 
 Random directions are filter-normalised (Li et al., "Visualizing the Loss Landscape of Neural Nets", NeurIPS 2018), so
 that networks whose weights differ in scale can be compared.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,20 +12,19 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 
-from looksam.rules import vector
+from looksam.analysis.hessian import Loss
+from looksam.rules import pytree
 from looksam.rules.perturbation import steepest
-from looksam.rules.vector import Vector
-
-Loss = Callable[[Any], jax.Array]
+from looksam.rules.pytree import Vector
 
 
 def filter_normalized(direction: Any, params: Any) -> Any:
-    """``direction``, each filter of it scaled to the norm of the same filter of ``params``.
+    """Returns ``direction`` with each filter scaled to the norm of the same filter of ``params``.
 
-    In a parameter of two or more axes a filter is all that leads to one index of the last axis, which in Flax is the
+    In a parameter of two or more axes, a filter is everything with one index of the last axis, which in Flax is the
     output: a column of a dense kernel (in, out), or the (height, width, in) of one output of a convolution. Embeddings
-    (tokens, width) are read alike, as ``width`` filters. Parameters of fewer axes (biases, and the scales and shifts of
-    norms) are not moved: 0. So is a filter whose weights, or whose direction, are 0.
+    (tokens, width) are treated alike, as ``width`` filters. The direction is 0 in parameters of fewer axes (biases, and
+    the scales and shifts of norms), and in a filter whose weights, or whose direction, are 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -40,23 +38,23 @@ def filter_normalized(direction: Any, params: Any) -> Any:
 
 
 def random_direction(key: jax.Array, params: Any) -> Any:
-    """Gaussian at each place, then filter-normalised."""
-    flat, unflatten = ravel_pytree(vector.cast(params, vector.accumulator(params)))
+    """Returns a Gaussian direction, filter-normalised."""
+    flat, unflatten = ravel_pytree(pytree.cast(params, pytree.accumulator(params)))
     drawn = unflatten(jax.random.normal(key, flat.shape, flat.dtype))
-    return vector.cast_like(filter_normalized(drawn, params), params)
+    return pytree.cast_like(filter_normalized(drawn, params), params)
 
 
 def unit_direction(direction: Any) -> Any:
-    """direction/‖direction‖ over the whole vector, so that a line along a gradient or g_v is marked by distance.
+    """Returns direction/‖direction‖ over the whole vector, so that positions along a gradient or g_v are distances.
 
-    0 where the direction is 0.
+    It is 0 where the direction is 0.
     """
-    dtype = vector.accumulator(direction)
-    return vector.cast_like(steepest(vector.cast(direction, dtype), 2.0, dtype), direction)
+    dtype = pytree.accumulator(direction)
+    return pytree.cast_like(steepest(pytree.cast(direction, dtype), 2.0, dtype), direction)
 
 
 def landscape_line(loss: Loss, params: Any, direction: Any, at: ArrayLike) -> jax.Array:
-    """L(w + t d) for each t in ``at``, one after another.
+    """Returns L(w + t d) for each t in ``at``, evaluated one after another.
 
     Example:
       >>> import jax.numpy as jnp
@@ -65,29 +63,31 @@ def landscape_line(loss: Loss, params: Any, direction: Any, at: ArrayLike) -> ja
       >>> print(landscape_line(lambda w: jnp.sum(w**2), w, d, [-1.0, 0.0, 1.0]))
       [5. 1. 5.]
     """
-    dtype = vector.accumulator(params)
-    return lax.map(lambda t: loss(_moved(params, (t, direction))), _axis("at", at, dtype))
+    dtype = pytree.accumulator(params)
+    losses: jax.Array = lax.map(lambda t: loss(_moved(params, (t, direction))), _axis("at", at, dtype))
+    return losses
 
 
 def landscape_plane(
     loss: Loss, params: Any, x_direction: Any, y_direction: Any, x: ArrayLike, y: ArrayLike
 ) -> jax.Array:
-    """L(w + x_j d_x + y_i d_y) at [i, j]: a row for each y, a column for each x, one point after another."""
-    dtype = vector.accumulator(params)
+    """Returns L(w + x_j d_x + y_i d_y) at [i, j]: one row per y and one column per x, one point after another."""
+    dtype = pytree.accumulator(params)
     across, up = _axis("x", x, dtype), _axis("y", y, dtype)
 
     def at(point: tuple[jax.Array, jax.Array]) -> jax.Array:
         return loss(_moved(params, (point[0], x_direction), (point[1], y_direction)))
 
     columns, rows = jnp.meshgrid(across, up)
-    return lax.map(at, (columns.ravel(), rows.ravel())).reshape(columns.shape)
+    losses: jax.Array = lax.map(at, (columns.ravel(), rows.ravel()))
+    return losses.reshape(columns.shape)
 
 
 def _scaled(direction: jax.Array, weights: jax.Array) -> jax.Array:
     if jnp.ndim(weights) < 2:
         return jnp.zeros_like(direction)
-    dtype = vector.accumulator((direction, weights))
-    ratio = vector.divide(_filter_norms(weights, dtype), _filter_norms(direction, dtype))
+    dtype = pytree.accumulator((direction, weights))
+    ratio = pytree.divide(_filter_norms(weights, dtype), _filter_norms(direction, dtype))
     return (jnp.asarray(direction, dtype) * ratio).astype(jnp.result_type(direction))
 
 
@@ -96,11 +96,11 @@ def _filter_norms(x: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _moved(params: Vector, *moves: tuple[jax.Array, Vector]) -> Vector:
-    dtype = vector.accumulator(params)
-    moved = vector.cast(params, dtype)
+    dtype = pytree.accumulator(params)
+    moved = pytree.cast(params, dtype)
     for distance, direction in moves:
-        moved = vector.add_scaled(moved, distance, vector.cast(direction, dtype))
-    return vector.cast_like(moved, params)
+        moved = pytree.add_scaled(moved, distance, pytree.cast(direction, dtype))
+    return pytree.cast_like(moved, params)
 
 
 def _axis(name: str, values: ArrayLike, dtype: Any) -> jax.Array:

@@ -1,7 +1,7 @@
-"""How much the loss rises in a ball around the weights.
+"""Sharpness: how much the loss rises within a radius of the weights.
 
-The largest rise, max L(w + ε) − L(w) over ‖ε‖_p ≤ ρ, is not known for a network. What is here are rises that are
-reached by climbing, so each is at most the largest.
+The largest rise, max L(w + ε) − L(w) over ‖ε‖_p ≤ ρ, is not known for a network. The functions here return rises that
+gradient ascent reaches, which are lower bounds of it.
 """
 
 import math
@@ -13,17 +13,16 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from looksam.analysis import checks
-from looksam.rules import vector
+from looksam import arguments
+from looksam.analysis.hessian import Loss
+from looksam.rules import pytree, validation
 from looksam.rules.batching import split
 from looksam.rules.perturbation import steepest
-from looksam.rules.vector import Scalar, Vector
-
-Loss = Callable[[Any], jax.Array]
+from looksam.rules.pytree import Scalar, Vector
 
 
 def one_step_sharpness(loss: Loss, params: Any, rho: ArrayLike, p: float = 2.0) -> jax.Array:
-    """L(w + ρ d(g)) − L(w), with d(g) the unit step of the p-norm that climbs the gradient g of L at w fastest.
+    """Returns L(w + ρ d(g)) − L(w), with d(g) the steepest ascent direction of p-norm 1 at w.
 
     Example:
       >>> import jax.numpy as jnp
@@ -32,26 +31,27 @@ def one_step_sharpness(loss: Loss, params: Any, rho: ArrayLike, p: float = 2.0) 
       11.0
     """
     value, g = jax.value_and_grad(loss)(params)
-    dtype = vector.accumulator(params)
-    climb = steepest(vector.cast(g, dtype), p, dtype)
-    return loss(_moved(params, jnp.asarray(rho, dtype), climb, dtype)) - value
+    dtype = pytree.accumulator(params)
+    direction = steepest(pytree.cast(g, dtype), p, dtype)
+    rise: jax.Array = loss(_perturbed(params, jnp.asarray(rho, dtype), direction, dtype)) - value
+    return rise
 
 
 def ascent_sharpness(
     loss: Loss, params: Any, rho: ArrayLike, steps: int, p: float = 2.0, step_size: ArrayLike | None = None
 ) -> jax.Array:
-    """The best rise that ``steps`` steps of projected gradient ascent within the ball reach.
+    """Returns the best rise that ``steps`` steps of projected gradient ascent within the radius reach.
 
-    ε_0 = 0 and ε_(j+1) = P(ε_j + η d(∇L(w + ε_j))), with d the unit step of the p-norm that climbs fastest and P the
-    nearest point of the ball. The result is max over j = 1 … steps of L(w + ε_j) − L(w), so it never falls as ``steps``
-    grows. It is negative where every step overshot; the largest rise is then at least 0, that of ε = 0.
+    ε_0 = 0 and ε_(j+1) = P(ε_j + η d(∇L(w + ε_j))), with d the steepest ascent direction of p-norm 1 and P the
+    projection onto ‖ε‖_p ≤ ρ. The result is max over j = 1 … steps of L(w + ε_j) − L(w), so it never decreases as
+    ``steps`` grows. It is negative if every step overshot; the largest rise is still at least 0, that of ε = 0.
 
     Args:
       loss: ``loss(params)``, a scalar.
       params: w, a pytree.
-      rho: radius of the ball, ≥ 0.
-      steps: how many, each one gradient; 1 is ``one_step_sharpness`` with the default step.
-      p: norm of the ball, 2 or ``float("inf")``: for others the nearest point has no closed form.
+      rho: radius, ≥ 0.
+      steps: number of steps, each one gradient; 1 is ``one_step_sharpness`` with the default step size.
+      p: norm in which the radius is measured, 2 or ``float("inf")``: others have no projection in closed form.
       step_size: η > 0, by default ρ.
 
     Example:
@@ -62,27 +62,28 @@ def ascent_sharpness(
       >>> [f"{ascent_sharpness(loss, w, 1.0, steps):.2f}" for steps in (1, 3, 30)]
       ['3.07', '5.09', '9.30']
     """
-    checks.non_negative("rho", rho)
-    count, project = checks.whole("steps", steps), _projection(p)
-    dtype = vector.accumulator(params)
+    validation.non_negative("rho", rho)
+    count, project = arguments.whole("steps", steps), _projection(p)
+    dtype = pytree.accumulator(params)
     radius = jnp.asarray(rho, dtype)
     if step_size is not None:
-        checks.positive("step_size", step_size)
+        validation.positive("step_size", step_size)
     stride = radius if step_size is None else jnp.asarray(step_size, dtype)
 
-    def climbed(epsilon: Vector, g: Vector) -> Vector:
-        return project(vector.add_scaled(epsilon, stride, steepest(vector.cast(g, dtype), p, dtype)), radius, dtype)
+    def ascended(epsilon: Vector, g: Vector) -> Vector:
+        return project(pytree.add_scaled(epsilon, stride, steepest(pytree.cast(g, dtype), p, dtype)), radius, dtype)
 
     def step(carry: tuple[Vector, Scalar], _: None) -> tuple[tuple[Vector, Scalar], None]:
         epsilon, best = carry
-        value, g = jax.value_and_grad(loss)(_moved(params, one, epsilon, dtype))
-        return (climbed(epsilon, g), jnp.maximum(best, value)), None
+        value, g = jax.value_and_grad(loss)(_perturbed(params, one, epsilon, dtype))
+        return (ascended(epsilon, g), jnp.maximum(best, value)), None
 
     one = jnp.ones((), dtype)
     start, g = jax.value_and_grad(loss)(params)
-    first = climbed(jax.tree.map(lambda x: jnp.zeros_like(x, dtype), params), g)
+    first = ascended(jax.tree.map(lambda x: jnp.zeros_like(x, dtype), params), g)
     (last, best), _ = lax.scan(step, (first, jnp.full_like(start, -jnp.inf)), length=count - 1)
-    return jnp.maximum(best, loss(_moved(params, one, last, dtype))) - start
+    rise: jax.Array = jnp.maximum(best, loss(_perturbed(params, one, last, dtype))) - start
+    return rise
 
 
 def m_sharpness(
@@ -94,21 +95,21 @@ def m_sharpness(
     steps: int = 1,
     p: float = 2.0,
 ) -> jax.Array:
-    """The mean, over groups of m examples, of the rise that each group's own loss takes by its own ascent.
+    """Returns the mean, over groups of m examples, of the sharpness of each group's own loss.
 
-    ``steps=1`` is the one step of SAM; more climb on as ``ascent_sharpness`` does. m = the whole batch is that batch's
-    sharpness. The groups are worked one after another.
+    ``steps=1`` is the one step of SAM; more are those of ``ascent_sharpness``. With m equal to the batch size it is the
+    sharpness of the batch. The groups are processed one after another.
 
     Args:
       loss: ``loss(params, *batch)``, a mean over the examples.
       batch: pytrees with the examples on their first axis; rows 0 … m − 1 are the first group.
-      m: examples in a group; it has to divide the batch.
+      m: number of examples in a group; it has to divide the batch size.
 
     Reference:
       Foret et al., ICLR 2021, section 4.1, who take m as the images of one accelerator.
     """
-    checks.whole("steps", steps)
-    groups = _groups(batch, checks.whole("m", m))
+    arguments.whole("steps", steps)
+    groups = _groups(batch, arguments.whole("m", m))
     parts, _ = split(tuple(batch), groups, None, "groups")
 
     def rise(part: Sequence[Any]) -> jax.Array:
@@ -117,28 +118,30 @@ def m_sharpness(
     return jnp.mean(lax.map(rise, parts))
 
 
-def _moved(params: Vector, factor: Scalar, direction: Vector, dtype: DTypeLike) -> Vector:
-    return vector.cast_like(vector.add_scaled(vector.cast(params, dtype), factor, direction), params)
+def _perturbed(params: Vector, factor: Scalar, direction: Vector, dtype: DTypeLike) -> Vector:
+    return pytree.cast_like(pytree.add_scaled(pytree.cast(params, dtype), factor, direction), params)
 
 
 def _projection(p: float) -> Callable[[Vector, Scalar, DTypeLike], Vector]:
-    """(ε, ρ, accumulator) -> the nearest point of the ball."""
+    """Returns the projection onto ‖ε‖_p ≤ ρ, as a function of (ε, ρ, accumulator)."""
     if p == 2:
-        return _onto_sphere
+        return _onto_ball_2
     if p == math.inf:
         return lambda epsilon, rho, dtype: jax.tree.map(lambda x: jnp.clip(x, -rho, rho), epsilon)
     raise ValueError(f"p={p!r} has no projection here; pass p=2.0 or p=float('inf').")
 
 
-def _onto_sphere(epsilon: Vector, rho: Scalar, dtype: DTypeLike) -> Vector:
-    norm = jnp.sqrt(vector.squared_norm(epsilon, dtype))
-    return vector.scale(jnp.minimum(jnp.ones_like(norm), vector.divide(rho, norm)), epsilon)  # 0 stays 0
+def _onto_ball_2(epsilon: Vector, rho: Scalar, dtype: DTypeLike) -> Vector:
+    norm = jnp.sqrt(pytree.squared_norm(epsilon, dtype))
+    return pytree.scale(jnp.minimum(jnp.ones_like(norm), pytree.divide(rho, norm)), epsilon)  # 0 stays 0
 
 
 def _groups(batch: Sequence[Any], m: int) -> int:
     rows = {jnp.shape(x)[:1] for x in jax.tree.leaves(tuple(batch))}
     if len(rows) != 1 or () in rows:
-        raise ValueError(f"the parts of the batch have first axes {sorted(rows)}; pass arrays with one row an example.")
+        raise ValueError(
+            f"the parts of the batch have first axes {sorted(rows)}; pass arrays with one row per example."
+        )
     [(count,)] = rows
     if count % m:
         raise ValueError(f"m={m} does not divide the {count} examples of the batch; pass an m that does.")

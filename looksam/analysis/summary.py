@@ -1,4 +1,4 @@
-"""All of it at one point: the numbers that ``looksam analyze`` writes."""
+"""Every analysis at one point: the numbers that ``looksam analyze`` writes."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -8,20 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from looksam.analysis import checks, hessian, landscape
-from looksam.analysis.bound import pac_bayes_bound
-from looksam.analysis.drift import components
-from looksam.analysis.second_order import second_order
+from looksam import arguments
+from looksam.analysis import hessian, landscape
+from looksam.analysis.decomposition import components, second_order
+from looksam.analysis.pac_bayes import pac_bayes_bound
 from looksam.analysis.sharpness import ascent_sharpness, m_sharpness, one_step_sharpness
-from looksam.rules import vector
+from looksam.rules import pytree, validation
 
 Batch = Sequence[Any]
 Numbers = dict[str, Any]  # nested dicts and lists of Python numbers
 
 ASCENT_STEPS = 20
-LARGEST_GROUP = 50  # examples of a group of m-sharpness
+LARGEST_GROUP = 50  # examples in a group of m-sharpness
 LANCZOS_STEPS = 40
-PROBES = 30  # of the trace
+PROBES = 30  # for the trace
 LINE_POINTS = 41
 PLANE_POINTS = 15
 
@@ -33,7 +33,7 @@ class _Point:
         self.loss, self.params = loss, params
 
     def program(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``program(batch, *more)``, compiled: ``function(loss of the batch, params, *more)`` as Python numbers."""
+        """Compiles ``program(batch, *more)``: ``function(loss of the batch, params, *more)`` as Python numbers."""
 
         @jax.jit
         def compiled(params: Any, batch: Batch, more: Sequence[Any]) -> Any:
@@ -54,20 +54,20 @@ def measure(
     trained_on: int | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Numbers:
-    """Sharpness, curvature, the second-order check of g_v, landscapes and the bound, in nested dicts of numbers.
+    """Returns sharpness, curvature, g_v to second order, landscapes and the bound, in nested dicts of numbers.
 
     Args:
       loss: ``loss(params, *batch)``, a mean over the examples.
       params: the weights, a pytree.
-      train: a batch; all but the losses and sharpnesses named "test" are of it.
+      train: a batch; everything is measured on it, except what is named "test".
       test: another batch.
-      rho: radius of the ball, > 0, in the 2-norm.
-      key: of random directions and probes.
-      eigenvalues: how many of the largest.
-      trained_on: the n of the bound, by default the examples in ``train``.
-      report: takes a line about what is being measured.
+      rho: radius, > 0, in the 2-norm.
+      key: for random directions and probes.
+      eigenvalues: number of the largest eigenvalues.
+      trained_on: the n of the bound, by default the number of examples in ``train``.
+      report: called with a line about what is being measured.
     """
-    checks.positive("rho", rho)
+    validation.positive("rho", rho)
     point = _Point(loss, params)
     report("sharpness")
     sharpness = _sharpness(point, train, test, rho)
@@ -81,7 +81,7 @@ def measure(
     report("landscapes")
     lines = _landscapes(point, train, test, rho, jax.random.fold_in(key, 1))
     size = sum(jnp.size(x) for x in jax.tree.leaves(params))
-    norm = float(jnp.sqrt(vector.squared_norm(params, vector.accumulator(params))))
+    norm = float(jnp.sqrt(pytree.squared_norm(params, pytree.accumulator(params))))
     worst = sharpness["train"]["loss"] + max(0.0, sharpness["train"]["ascent"])
     bound = pac_bayes_bound(trained_on or examples, size, norm, rho, worst_loss=worst)
     return {
@@ -112,9 +112,11 @@ def _sharpness(point: _Point, train: Batch, test: Batch, rho: float) -> Numbers:
 
 def _hessian(point: _Point, batch: Batch, count: int, key: jax.Array) -> Numbers:
     size = sum(jnp.size(x) for x in jax.tree.leaves(point.params))
-    checks.whole("eigenvalues", count)
+    arguments.whole("eigenvalues", count)
     if count > size:
-        raise ValueError(f"eigenvalues={count} is more than the {size} parameters have; pass at most {size}.")
+        raise ValueError(
+            f"eigenvalues={count} exceeds the {size} eigenvalues that {size} parameters have; pass at most {size}."
+        )
     keys = jax.random.split(key)
     top, steps = _eigenvalues(point, batch, count, keys[0])
     form = point.program(lambda f, w, k: hessian.quadratic_form(f, w, hessian.rademacher(k, w)))
@@ -131,7 +133,7 @@ def _hessian(point: _Point, batch: Batch, count: int, key: jax.Array) -> Numbers
 
 
 def _eigenvalues(point: _Point, batch: Batch, count: int, key: jax.Array) -> tuple[hessian.Eigenvalues, int]:
-    """By a loop on the host, which is the faster one for convolutions on a CPU."""
+    """Returns the top eigenvalues, by a loop on the host, which is faster for convolutions on a CPU."""
 
     @functools.partial(jax.jit, donate_argnums=2)
     def step(params: Any, batch: Batch, state: hessian.LanczosState) -> hessian.LanczosState:
@@ -170,7 +172,7 @@ def _largest_divisor(number: int, most: int) -> int:
 
 
 def _plain(tree: Any) -> Any:
-    """Named tuples as dicts, arrays as lists or numbers."""
+    """Returns named tuples as dicts, and arrays as lists or numbers."""
     if hasattr(tree, "_asdict"):
         tree = tree._asdict()
     if isinstance(tree, dict):

@@ -176,7 +176,7 @@ def _docstrings() -> dict[str, str]:
 
 
 def _methods_with(setting: str) -> str:
-    """ " (for look_sam, ...)", if some rules take the setting and others do not."""
+    """Return a note such as "(for look_sam)" if some rules take the setting and others do not."""
     rules = [method for method in METHODS.values() if method.every_step]
     takers = [method.name for method in rules if setting in method.settings]
     return f" (for {', '.join(takers)})" if takers and len(takers) < len(rules) else ""

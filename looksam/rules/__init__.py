@@ -1,18 +1,10 @@
-"""The rules for JAX: pure functions that decide which gradient the base optimizer sees."""
+"""The rules for JAX: pure functions that choose the gradient that the base optimizer sees."""
 
+from looksam.rules import family
 from looksam.rules.batching import accumulated
-from looksam.rules.family import layer_sam, look_layer_sam, look_sam, sam, sam_k
-from looksam.rules.rule import LookSAMState, Rule, SAMState, StepInfo
+from looksam.rules.family import *  # noqa: F403
+from looksam.rules.rule import Rule
+from looksam.rules.steps import LookSAMState, SAMState, StepInfo
 
-__all__ = [
-    "LookSAMState",
-    "Rule",
-    "SAMState",
-    "StepInfo",
-    "accumulated",
-    "layer_sam",
-    "look_layer_sam",
-    "look_sam",
-    "sam",
-    "sam_k",
-]
+__all__ = ["LookSAMState", "Rule", "SAMState", "StepInfo", "accumulated"]
+__all__ += family.__all__

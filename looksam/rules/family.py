@@ -1,38 +1,45 @@
-"""The five rules, each a composition of a ball, a period and a reuse.
+"""The rules, each a factory that composes a perturbation, a period and a reuse.
 
-Reference: Liu et al., "Towards Efficient and Scalable Sharpness-Aware Minimization", CVPR 2022. The paper leaves
-some points open; docs/maths.md says how each is read here.
+To add a rule, write its factory here, list it in ``__all__``, describe it in ``looksam.methods`` and write its NumPy
+reference in tests/support/oracle.py. Everything else follows from these.
+
+Reference: Liu et al., "Towards Efficient and Scalable Sharpness-Aware Minimization", CVPR 2022. The paper leaves some
+points open; docs/maths.md says how each is read here.
 """
 
 from collections.abc import Sequence
 from typing import Literal
 
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 
+from looksam import arguments
 from looksam.rules import validation
-from looksam.rules.perturbation import Ball, Layers, global_ball, layer_ball
-from looksam.rules.rule import Groups, Rule, Schedule, make_rule
+from looksam.rules.batching import Groups
+from looksam.rules.perturbation import Layers, Perturbation, global_perturbation, layerwise_perturbation
+from looksam.rules.rule import Rule, Setting
+
+__all__ = ["layer_sam", "look_layer_sam", "look_sam", "sam", "sam_k"]
 
 Scaling = Literal["normalized", "literal", "adaptive"]
 
 
 def sam(
-    rho: ArrayLike | Schedule,
+    rho: Setting,
     *,
     p: float = 2.0,
     groups: Groups | None = None,
     batch_argnums: Sequence[int] | None = None,
 ) -> Rule:
-    """SAM: the gradient at the steepest neighbour, g_s = ∇L(w + ε), on every step. Two gradients a step.
+    """SAM: the gradient at the perturbed parameters, g_s = ∇L(w + ε), on every step. Two gradients per step.
 
     With p = 2, ε = ρ g/‖g‖ over the whole parameter vector.
 
     Args:
-      rho: radius ρ ≥ 0 of the ball: a number, an array scalar or a schedule of the rule's step count.
-      p: norm of the ball, 1 < p ≤ ∞.
-      groups: cut the batch into this many equal groups, each of which climbs its own gradient; g and g_s are the means
-        over them (m-sharpness, m being the images of a group). ``"device"``: a group for each device of the mesh. What
-        ``value_and_grad`` returns is averaged over the groups, so its auxiliary output has to be means.
+      rho: radius ρ ≥ 0 of the perturbation: a number, an array scalar or a schedule of the rule's step count.
+      p: norm in which the radius is measured, 1 < p ≤ ∞.
+      groups: split the batch into this many equal groups, each perturbed along its own gradient; g and g_s are the
+        means over them (m-sharpness, m being the examples of a group). ``"device"``: one group per device of the mesh.
+        The outputs of ``value_and_grad`` are averaged over the groups, so its auxiliary output has to be means.
       batch_argnums: which of the arguments after ``params`` carry the batch, on their first axis; by default all.
 
     Example:
@@ -45,25 +52,25 @@ def sam(
       [6.12 8.16]
 
     Reference:
-      Foret et al., "Sharpness-Aware Minimization for Efficiently Improving Generalization", ICLR 2021. We differ
+      Foret et al., "Sharpness-Aware Minimization for Efficiently Improving Generalization", ICLR 2021. This differs
       where g = 0: ε is 0 there, not NaN.
     """
     return sam_k(rho, k=1, p=p, groups=groups, batch_argnums=batch_argnums)
 
 
 def sam_k(
-    rho: ArrayLike | Schedule,
+    rho: Setting,
     k: int,
     *,
     p: float = 2.0,
     groups: Groups | None = None,
     batch_argnums: Sequence[int] | None = None,
 ) -> Rule:
-    """SAM-k: SAM on every k-th step, the plain gradient in between. 1 + 1/k gradients a step.
+    """SAM-k: SAM on every k-th step, the plain gradient in between. 1 + 1/k gradients per step.
 
     Args:
       rho: as for ``sam``.
-      k: steps that share one second gradient; steps 0, k, 2k, … take it.
+      k: number of steps that share one second gradient; steps 0, k, 2k, … take it.
       p, groups, batch_argnums: as for ``sam``.
 
     Example:
@@ -72,15 +79,18 @@ def sam_k(
       >>> [rule.refreshes(step) for step in range(5)]
       [True, False, False, True, False]
     """
-    validation.non_negative("rho", rho)
-    validation.group_setting(groups)
-    ball = global_ball(validation.exponent(p))
-    return make_rule(ball, rho=rho, k=validation.period(k), groups=groups, batch_argnums=batch_argnums)
+    return Rule(
+        global_perturbation(arguments.exponent(p)),
+        rho=validation.setting("rho", rho),
+        k=arguments.period(k),
+        groups=validation.group_setting(groups),
+        batch_argnums=batch_argnums,
+    )
 
 
 def look_sam(
-    rho: ArrayLike | Schedule,
-    alpha: ArrayLike | Schedule = 0.7,
+    rho: Setting,
+    alpha: Setting = 0.7,
     k: int = 5,
     *,
     p: float = 2.0,
@@ -88,7 +98,7 @@ def look_sam(
     groups: Groups | None = None,
     batch_argnums: Sequence[int] | None = None,
 ) -> Rule:
-    """LookSAM-k: SAM on every k-th step, g + α (‖g‖/‖g_v‖) g_v in between. 1 + 1/k gradients a step.
+    """LookSAM-k: SAM on every k-th step, g + α (‖g‖/‖g_v‖) g_v in between. 1 + 1/k gradients per step.
 
     g_v = g_s − (⟨g, g_s⟩/‖g‖²) g is the part of the last SAM gradient orthogonal to g, by one projection over the
     whole parameter vector.
@@ -96,8 +106,8 @@ def look_sam(
     Args:
       rho: as for ``sam``.
       alpha: strength α ≥ 0 of the reused part: a number, an array scalar or a schedule of the rule's step count.
-      k: as for ``sam_k``; k = 1 is ``sam``, the same program and state.
-      p, groups, batch_argnums: as for ``sam``. g_v comes from the means over the groups.
+      k: as for ``sam_k``; k = 1 is ``sam``, with the same program and state.
+      p, groups, batch_argnums: as for ``sam``. g_v is computed from the means over the groups.
       store_dtype: dtype of the kept g_v, by default each parameter's; ``jnp.bfloat16`` halves its memory.
 
     Example:
@@ -107,32 +117,28 @@ def look_sam(
       >>> params = jnp.array([1.0, 1.0])
       >>> state = rule.init(params)
       >>> for step in range(2):
-      ...     refresh = rule.refreshes(step)  # static: a reuse step holds one gradient
+      ...     refresh = rule.refreshes(step)  # static: a reuse step contains one gradient
       ...     value, grads, state, info = rule.gradient(jax.value_and_grad(loss), params, state, refresh=refresh)
       ...     print(bool(info.refreshed), *(f"{g:.2f}" for g in grads), f"cosine {info.cosine:.3f}")
       True 2.06 6.57 cosine 1.000
       False -1.00 7.00 cosine 0.894
 
     Reference:
-      Liu et al., CVPR 2022, Algorithm 1. We refresh at step 0 already, so that g_v exists from the start.
+      Liu et al., CVPR 2022, Algorithm 1. Step 0 refreshes already, so that g_v exists from the start.
     """
-    validation.non_negative("rho", rho)
-    validation.non_negative("alpha", alpha)
-    validation.storage(store_dtype)
-    validation.group_setting(groups)
-    return make_rule(
-        global_ball(validation.exponent(p)),
-        rho=rho,
-        k=validation.period(k),
-        alpha=alpha,
-        store_dtype=store_dtype,
-        groups=groups,
+    return Rule(
+        global_perturbation(arguments.exponent(p)),
+        rho=validation.setting("rho", rho),
+        k=arguments.period(k),
+        alpha=validation.setting("alpha", alpha),
+        store_dtype=validation.storage(store_dtype),
+        groups=validation.group_setting(groups),
         batch_argnums=batch_argnums,
     )
 
 
 def layer_sam(
-    rho: ArrayLike | Schedule,
+    rho: Setting,
     *,
     p: float = 2.0,
     scaling: Scaling = "normalized",
@@ -140,7 +146,7 @@ def layer_sam(
     groups: Groups | None = None,
     batch_argnums: Sequence[int] | None = None,
 ) -> Rule:
-    """LayerSAM: SAM with the perturbation of each layer scaled by Λ_i = ‖w_i‖/‖g_i‖. Two gradients a step.
+    """LayerSAM: SAM with the perturbation of each layer scaled by Λ_i = ‖w_i‖/‖g_i‖. Two gradients per step.
 
     Args:
       rho: as for ``sam``.
@@ -158,21 +164,23 @@ def layer_sam(
       >>> params = {"a": jnp.array([3.0]), "b": jnp.array([0.04])}
       >>> rule = looksam.layer_sam(rho=0.3)
       >>> _, grads, _, _ = rule.gradient(jax.value_and_grad(loss), params, rule.init(params))
-      >>> {name: round(float(g[0]), 3) for name, g in grads.items()}  # both weights moved by 10 %
+      >>> {name: round(float(g[0]), 3) for name, g in grads.items()}  # both weights are perturbed by 10 %
       {'a': 6.6, 'b': 0.088}
 
     Reference:
       Liu et al., CVPR 2022, Algorithm 2. Its formula is ``scaling="literal"``.
     """
-    ball = _checked_layer_ball(p, scaling, layers)
-    validation.non_negative("rho", rho)
-    validation.group_setting(groups)
-    return make_rule(ball, rho=rho, k=1, groups=groups, batch_argnums=batch_argnums)
+    return Rule(
+        _layerwise_perturbation(p, scaling, layers),
+        rho=validation.setting("rho", rho),
+        groups=validation.group_setting(groups),
+        batch_argnums=batch_argnums,
+    )
 
 
 def look_layer_sam(
-    rho: ArrayLike | Schedule,
-    alpha: ArrayLike | Schedule = 0.7,
+    rho: Setting,
+    alpha: Setting = 0.7,
     k: int = 5,
     *,
     p: float = 2.0,
@@ -182,7 +190,7 @@ def look_layer_sam(
     groups: Groups | None = None,
     batch_argnums: Sequence[int] | None = None,
 ) -> Rule:
-    """Look-LayerSAM-k: LookSAM-k with LayerSAM's perturbation. 1 + 1/k gradients a step.
+    """Look-LayerSAM-k: LookSAM-k with LayerSAM's perturbation. 1 + 1/k gradients per step.
 
     Args:
       rho, p, scaling, layers, groups, batch_argnums: as for ``layer_sam``.
@@ -210,23 +218,17 @@ def look_layer_sam(
     Reference:
       Liu et al., CVPR 2022, Algorithm 3.
     """
-    ball = _checked_layer_ball(p, scaling, layers)
-    validation.non_negative("rho", rho)
-    validation.non_negative("alpha", alpha)
-    validation.storage(store_dtype)
-    validation.group_setting(groups)
-    return make_rule(
-        ball,
-        rho=rho,
-        k=validation.period(k),
-        alpha=alpha,
-        store_dtype=store_dtype,
-        groups=groups,
+    return Rule(
+        _layerwise_perturbation(p, scaling, layers),
+        rho=validation.setting("rho", rho),
+        k=arguments.period(k),
+        alpha=validation.setting("alpha", alpha),
+        store_dtype=validation.storage(store_dtype),
+        groups=validation.group_setting(groups),
         batch_argnums=batch_argnums,
     )
 
 
-def _checked_layer_ball(p: float, scaling: str, layers: Layers | None) -> Ball:
-    validation.layer_scaling(scaling)
-    validation.layer_function(layers)
-    return layer_ball(validation.exponent(p), scaling, layers)
+def _layerwise_perturbation(p: float, scaling: str, layers: Layers | None) -> Perturbation:
+    arguments.layer_function(layers, example="block/kernel")
+    return layerwise_perturbation(arguments.exponent(p), arguments.layer_scaling(scaling), layers)

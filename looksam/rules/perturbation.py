@@ -1,96 +1,97 @@
-"""The perturbation ε = ρ · ball(g, w): which neighbour of the weights SAM looks at.
+"""The perturbation ε = ρ · perturbation(g, w): where SAM takes its second gradient.
 
-All balls are built from one direction, ``steepest``: the unit vector of the p-norm that climbs g fastest.
-The numbers in brackets are the equations of docs/maths.md.
+All perturbations are built from one direction, ``steepest``: the unit vector of the p-norm along which the loss rises
+fastest. The numbers in parentheses are the equations of docs/maths.md.
 """
 
 import math
 from collections.abc import Callable, Hashable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from looksam.rules import vector
-from looksam.rules.vector import Scalar, Vector
+from looksam.rules import pytree
+from looksam.rules.pytree import Scalar, Vector
 
-Layers = Callable[[str], Hashable]  # a parameter's path, "block/kernel", to the name of its layer
-Ball = Callable[[Vector, Vector, DTypeLike], Vector]  # (g, params, accumulator) -> ε / ρ
-
-SCALINGS = ("normalized", "literal", "adaptive")
+Layers = Callable[[str], Hashable]  # a parameter's path, like "block/kernel", to the name of its layer
+Perturbation = Callable[[Vector, Vector, DTypeLike], Vector]  # (g, params, accumulator) -> ε / ρ
 
 
-def steepest(g: Vector, p: float, dtype: DTypeLike) -> Vector:
-    """sign(g) |g|^(q-1) / (‖g‖_q^q)^(1/p) with 1/p + 1/q = 1: its p-norm is 1, or 0 where g is 0."""
-    if p == 2:
-        norm = jnp.sqrt(vector.squared_norm(g, dtype))
-        return vector.scale(vector.divide(jnp.ones_like(norm), norm), g)  # (1)
-    if math.isinf(p):
-        return jax.tree.map(jnp.sign, g)  # (2)
-    # The direction does not depend on the scale of g. Dividing by max |g| first keeps |g|^q in range.
-    q = p / (p - 1)
-    unit = vector.scale(vector.divide(jnp.ones((), dtype), vector.largest(g, dtype)), g)
-    powers = jax.tree.map(lambda r: jnp.sum(jnp.abs(r) ** q), unit)
-    length = vector.total(powers, dtype) ** (1 / p)
-    return jax.tree.map(lambda r: vector.divide(jnp.sign(r) * jnp.abs(r) ** (q - 1), length), unit)  # (3)
+def global_perturbation(p: float) -> Perturbation:
+    """SAM's perturbation: one direction of p-norm 1 for the whole parameter vector."""
 
-
-def p_norm(x: Vector, p: float, dtype: DTypeLike) -> Scalar:
-    if p == 2:
-        return jnp.sqrt(vector.squared_norm(x, dtype))
-    top = vector.largest(x, dtype)
-    if math.isinf(p):
-        return top
-    powers = jax.tree.map(lambda a: jnp.sum(vector.divide(jnp.abs(a), top) ** p), x)
-    return top * vector.total(powers, dtype) ** (1 / p)
-
-
-def global_ball(p: float) -> Ball:
-    """One ball for the whole parameter vector."""
-
-    def ball(g: Vector, params: Vector, dtype: DTypeLike) -> Vector:
+    def perturbation(g: Vector, params: Vector, dtype: DTypeLike) -> Vector:
         del params
         return steepest(g, p, dtype)
 
-    return ball
+    return perturbation
 
 
-def layer_ball(p: float, scaling: str, layers: Layers | None) -> Ball:
-    """A radius for each layer, by the layer's own weights."""
+def layerwise_perturbation(p: float, scaling: str, layers: Layers | None) -> Perturbation:
+    """LayerSAM's perturbation: each layer's part is scaled by the norm of the layer's own weights."""
 
-    def ball(g: Vector, params: Vector, dtype: DTypeLike) -> Vector:
+    def perturbation(g: Vector, params: Vector, dtype: DTypeLike) -> Vector:
         names = layer_names(params, layers)
         weight_norms = layer_norms(params, names, dtype)  # T
         if scaling == "adaptive":
             return _times(weight_norms, steepest(_times(weight_norms, g), p, dtype))  # (6)
         if scaling == "normalized":  # does not depend on the scale of g; a unit g keeps Λ and ‖u‖ in range
             g = steepest(g, 2, dtype)
-        ratios = jax.tree.map(vector.divide, weight_norms, layer_norms(g, names, dtype))  # Λ, 0 where g_i = 0
+        ratios = jax.tree.map(pytree.divide, weight_norms, layer_norms(g, names, dtype))  # Λ, 0 where g_i = 0
         u = _times(ratios, steepest(g, p, dtype))
         if scaling == "literal":
             return u  # (5)
         length = p_norm(u, p, dtype)
-        return vector.scale(vector.divide(jnp.ones_like(length), length), u)  # (4)
+        return pytree.scale(pytree.divide(jnp.ones_like(length), length), u)  # (4)
 
-    return ball
+    return perturbation
+
+
+def steepest(g: Vector, p: float, dtype: DTypeLike) -> Vector:
+    """Returns sign(g) |g|^(q-1) / (‖g‖_q^q)^(1/p) with 1/p + 1/q = 1: its p-norm is 1, or 0 where g is 0."""
+    if p == 2:
+        norm = jnp.sqrt(pytree.squared_norm(g, dtype))
+        return pytree.scale(pytree.divide(jnp.ones_like(norm), norm), g)  # (1)
+    if math.isinf(p):
+        return jax.tree.map(jnp.sign, g)  # (2)
+    # The direction does not depend on the scale of g. Dividing by max |g| first keeps |g|^q in range.
+    q = p / (p - 1)
+    unit = pytree.scale(pytree.divide(jnp.ones((), dtype), pytree.largest(g, dtype)), g)
+    powers = jax.tree.map(lambda r: jnp.sum(jnp.abs(r) ** q), unit)
+    length = pytree.total(powers, dtype) ** (1 / p)
+    return jax.tree.map(lambda r: pytree.divide(jnp.sign(r) * jnp.abs(r) ** (q - 1), length), unit)  # (3)
+
+
+def p_norm(x: Vector, p: float, dtype: DTypeLike) -> Scalar:
+    """Returns ‖x‖_p over the whole vector."""
+    if p == 2:
+        return jnp.sqrt(pytree.squared_norm(x, dtype))
+    largest = pytree.largest(x, dtype)
+    if math.isinf(p):
+        return largest
+    powers = jax.tree.map(lambda a: jnp.sum(pytree.divide(jnp.abs(a), largest) ** p), x)
+    return largest * pytree.total(powers, dtype) ** (1 / p)
 
 
 def layer_names(params: Vector, layers: Layers | None) -> list[Hashable]:
-    """The layer each leaf belongs to; by default every tensor is a layer of its own."""
+    """Returns the name of each leaf's layer; by default every tensor is a layer of its own."""
     paths = [path_string(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     return [layers(path) if layers else path for path in paths]
 
 
 def layer_norms(x: Vector, names: list[Hashable], dtype: DTypeLike) -> Vector:
-    """For each leaf, the 2-norm of the layer it belongs to."""
+    """Returns, for each leaf, the 2-norm of the layer that it belongs to."""
     leaves, structure = jax.tree.flatten(x)
     sums: dict[Hashable, Scalar] = {}
     for name, leaf in zip(names, leaves, strict=True):
-        sums[name] = sums.get(name, 0) + vector.squared_norm(leaf, dtype)
+        sums[name] = sums.get(name, 0) + pytree.squared_norm(leaf, dtype)
     return jax.tree.unflatten(structure, [jnp.sqrt(sums[name]) for name in names])
 
 
-def path_string(path: jax.tree_util.KeyPath) -> str:
+def path_string(path: tuple[Any, ...]) -> str:
+    """Returns a leaf's path as text, e.g. ``"block/kernel"``."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 

@@ -1,284 +1,147 @@
-"""The machine all rules share: {which ball} × {when the second gradient is taken} × {what is done in between}.
+"""The rule: chooses, on every step, the gradient that the base optimizer sees.
 
-A rule decides only which gradient the base optimizer sees. The numbers in brackets are the equations of
-docs/maths.md.
+A rule is {perturbation} × {period} × {what a refresh returns} × {reuse in between}. The factories of ``family.py`` name
+the combinations; ``steps.py`` has the maths of each kind of step. Here is what happens in a step, in order: take the
+gradient, decide between refresh and reuse, perturb, take the second gradient.
 """
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from looksam.rules import validation, vector
-from looksam.rules.batching import mean_over_groups
-from looksam.rules.perturbation import Ball
-from looksam.rules.vector import Scalar, Vector
+from looksam.rules import pytree, steps, validation
+from looksam.rules.batching import Groups, group_count, group_gradients
+from looksam.rules.perturbation import Perturbation
+from looksam.rules.pytree import Scalar, Vector
+from looksam.rules.steps import LookSAMState, SAMState, State, Step, StepInfo
 
 Schedule = Callable[[jax.Array], ArrayLike]  # the rule's step count -> a value
-GradientAt = Callable[[Vector], Vector]  # weights -> gradient, of one fixed minibatch
-Groups = int | Literal["device"]  # how many parts of a batch climb on their own
+Setting = ArrayLike | Schedule
+ValueAndGrad = Callable[..., tuple[Any, Vector]]  # (params, *args) -> (value, gradient), as from jax.value_and_grad
+Result = TypeVar("Result")
 
 
-class SAMState(NamedTuple):
-    """Carried by rules that keep no g_v."""
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """A sharpness-aware rule: pure functions of parameters, gradients and state.
 
-    count: jax.Array  # type: ignore[assignment]  # steps taken so far
-
-
-class LookSAMState(NamedTuple):
-    """Carried by rules that reuse g_v."""
-
-    count: jax.Array  # type: ignore[assignment]  # steps taken so far
-    g_v: Vector  # the part of the last SAM gradient orthogonal to g; 0 where there is none to reuse
-    g_v_norm: jax.Array  # ‖g_v‖, kept so that reuse steps need not read g_v twice
-
-
-class StepInfo(NamedTuple):
-    """What a step did. Scalars, for looking at only."""
-
-    grad_norm: jax.Array  # ‖g‖ of the clean gradient
-    returned_norm: jax.Array  # norm of the gradient the optimizer gets
-    g_v_norm: jax.Array  # ‖g_v‖ found on this step or carried into it; 0 where there is none
-    cosine: jax.Array  # between g and the returned gradient; 1 where g is 0, 0 where only the other is
-    refreshed: jax.Array  # was the second gradient taken?
-    fell_back: jax.Array  # was g returned because a norm was not finite?
-
-
-class GradientFunction(Protocol):
-    def __call__(
-        self,
-        value_and_grad: Callable[..., tuple[Any, Vector]],
-        params: Vector,
-        state: Any,
-        *args: Any,
-        refresh: bool | None = None,
-    ) -> tuple[Any, Vector, Any, StepInfo]: ...
-
-
-class TransformFunction(Protocol):
-    def __call__(
-        self, g: Vector, gradient_at: GradientAt, params: Vector, state: Any, *, refresh: bool | None = None
-    ) -> tuple[Vector, Any, StepInfo]: ...
-
-
-class Rule(NamedTuple):
-    """A sharpness-aware rule: pure functions, hyper-parameters closed over.
-
-    Attributes:
-      init: ``init(params) -> state``, a pytree of arrays.
-      gradient: ``gradient(value_and_grad, params, state, *args, refresh=None) -> (value, grads, state, info)``.
-        ``value_and_grad(params, *args)`` is what ``jax.value_and_grad(loss, has_aux=...)`` returns; ``value`` is
-        that of the clean pass and ``grads`` is for the base optimizer. ``refresh=None`` decides on the device by
-        the carried count, inside one program. ``True`` or ``False`` decides at trace time, for loops that know
-        the step: two programs, and the one for ``False`` holds a single gradient.
-      transform: the same with the clean gradient at hand:
-        ``transform(g, gradient_at, params, state, refresh=None) -> (grads, state, info)``.
-      refreshes: ``refreshes(step) -> bool``, the value of ``refresh`` for a step counted on the host from 0.
-      perturb: ``perturb(g, params, state) -> params``, w + ε, where the second gradient is taken.
+    Create one with a factory such as ``looksam.look_sam``, which checks the hyper-parameters. ``refresh``, an argument
+    of ``gradient`` and ``transform``, says whether the second gradient is taken. ``None`` decides on the device by the
+    carried count, inside one program. ``True`` or ``False`` decides at trace time, for loops that know the step: two
+    programs, and the one for ``False`` contains a single gradient.
     """
 
-    init: Callable[[Vector], Any]
-    gradient: GradientFunction
-    transform: TransformFunction
-    refreshes: Callable[[int], bool]
-    perturb: Callable[[Vector, Vector, Any], Vector]
+    perturbation: Perturbation
+    rho: Setting  # radius of the perturbation
+    k: int = 1  # the period: steps 0, k, 2k, … refresh
+    alpha: Setting | None = None  # strength of the reuse between two refreshes; None: the plain gradient there
+    store_dtype: DTypeLike | None = None  # of the kept g_v; None: each parameter's
+    groups: Groups | None = None  # parts of the batch that are perturbed separately; None: the whole batch as one
+    batch_argnums: Sequence[int] | None = None  # the arguments that are split into groups; None: all
 
-
-def make_rule(
-    ball: Ball,
-    *,
-    rho: ArrayLike | Schedule,
-    k: int,
-    alpha: ArrayLike | Schedule | None = None,
-    store_dtype: DTypeLike | None = None,
-    groups: Groups | None = None,
-    batch_argnums: Sequence[int] | None = None,
-) -> Rule:
-    """Compose a rule. ``alpha=None``: steps between two refreshes use the plain gradient."""
-    reuses = alpha is not None and k > 1  # k = 1 never reuses: the very program of SAM, nothing stored
-
-    def init(params: Vector) -> SAMState | LookSAMState:
+    def init(self, params: Vector) -> State:
+        """Returns the state before the first step, a pytree of arrays."""
         validation.check_params(params)
-        count = jnp.zeros((), jnp.int32)
-        if not reuses:
-            return SAMState(count)
-        # zeros_like keeps each parameter's sharding
-        g_v = jax.tree.map(lambda w: jnp.zeros_like(w, dtype=store_dtype), params)
-        return LookSAMState(count, g_v, jnp.zeros((), vector.accumulator(params)))
+        return steps.initial_state(params, keeps_g_v=self._reuses, store_dtype=self.store_dtype)
 
-    def perturb(g: Vector, params: Vector, state: Any) -> Vector:
-        dtype = vector.accumulator(params)
-        epsilon = ball(vector.cast(g, dtype), params, dtype)
-        moved = vector.add_scaled(vector.cast(params, dtype), _value(rho, state.count, dtype), epsilon)
-        return vector.cast_like(moved, params)
-
-    def transform(
-        g: Vector, gradient_at: GradientAt, params: Vector, state: Any, *, refresh: bool | None = None
-    ) -> tuple[Vector, Any, StepInfo]:
-        validation.no_groups(groups)
-        return bent(g, lambda: gradient_at(perturb(g, params, state)), params, state, refresh)
-
-    def bent(
-        g: Vector, take_g_s: Callable[[], Vector], params: Vector, state: Any, refresh: bool | None
-    ) -> tuple[Vector, Any, StepInfo]:
-        validation.check_step(params, state, LookSAMState if reuses else SAMState, refresh)
-        validation.check_gradient(params, g)
-        dtype = vector.accumulator(params)
-
-        def refresh_step() -> tuple[Vector, Any, StepInfo]:
-            g_s = take_g_s()
-            validation.check_gradient(params, g_s)
-            return _refresh(g, g_s, state, dtype)
-
-        def reuse_step() -> tuple[Vector, Any, StepInfo]:
-            if not reuses:
-                return _plain(g, state, dtype)
-            return _reuse(_value(alpha, state.count, dtype), g, state, dtype)
-
-        if refresh is None and k > 1:
-            return lax.cond(state.count % k == 0, refresh_step, reuse_step)
-        return reuse_step() if refresh is False else refresh_step()
+    def refreshes(self, step: int) -> bool:
+        """Returns the value of ``refresh`` for a step that the host counts from 0."""
+        return validation.host_step(step) % self.k == 0
 
     def gradient(
-        value_and_grad: Callable[..., tuple[Any, Vector]],
+        self, value_and_grad: ValueAndGrad, params: Vector, state: Any, *args: Any, refresh: bool | None = None
+    ) -> tuple[Any, Vector, State, StepInfo]:
+        """Returns ``(value, grads, state, info)``, with ``grads`` for the base optimizer.
+
+        ``value_and_grad(params, *args)`` is the function that ``jax.value_and_grad(loss, has_aux=...)`` returns, and
+        ``value`` is that of the clean pass.
+        """
+        self._check(params, state, refresh)  # before any gradient is traced
+        clean = functools.partial(_checked_value_and_grad, value_and_grad)
+        groups = self.groups
+        if groups is None:
+            value, g = clean(params, *args)
+            gradient_at = lambda weights: value_and_grad(weights, *args)[1]
+            return value, *self.transform(g, gradient_at, params, state, refresh=refresh)
+
+        def refresh_step() -> tuple[Any, Vector, State, StepInfo]:
+            perturb = lambda g, params: self.perturb(g, params, state)
+            gradients = group_gradients(clean, perturb, group_count(groups), self.batch_argnums)
+            value, g, g_s = gradients(params, *args)
+            return value, *self._refresh(g, g_s, params, state)
+
+        def reuse_step() -> tuple[Any, Vector, State, StepInfo]:
+            value, g = clean(params, *args)
+            return value, *self._reuse(g, params, state)
+
+        return self._refresh_or_reuse(refresh_step, reuse_step, state, refresh)
+
+    def transform(
+        self,
+        g: Vector,
+        gradient_at: Callable[[Vector], Vector],
         params: Vector,
         state: Any,
-        *args: Any,
+        *,
         refresh: bool | None = None,
-    ) -> tuple[Any, Vector, Any, StepInfo]:
-        # before any gradient is traced
-        validation.check_step(params, state, LookSAMState if reuses else SAMState, refresh)
-        if groups is not None and refresh is not False:
-            return grouped(value_and_grad, params, state, args, refresh)
-        value, g = validation.split_value_and_grad(value_and_grad(params, *args), params)
+    ) -> Step:
+        """Returns ``(grads, state, info)`` from the clean gradient ``g``.
 
-        def take_g_s() -> Vector:
-            return value_and_grad(perturb(g, params, state), *args)[1]  # (7)
+        ``gradient_at(weights)`` is the gradient of the same minibatch at other weights; reuse steps do not call it.
+        """
+        validation.no_groups(self.groups)
+        self._check(params, state, refresh)
+        validation.check_gradient(params, g)
 
-        return value, *bent(g, take_g_s, params, state, refresh)
+        def refresh_step() -> Step:
+            return self._refresh(g, gradient_at(self.perturb(g, params, state)), params, state)  # (7)
 
-    def grouped(
-        value_and_grad: Callable[..., tuple[Any, Vector]],
-        params: Vector,
-        state: Any,
-        args: tuple[Any, ...],
-        refresh: bool | None,
-    ) -> tuple[Any, Vector, Any, StepInfo]:
-        def climb(*part: Any) -> tuple[Any, Vector, Vector]:
-            value, g = validation.split_value_and_grad(value_and_grad(params, *part), params)
-            return value, g, value_and_grad(perturb(g, params, state), *part)[1]
+        return self._refresh_or_reuse(refresh_step, lambda: self._reuse(g, params, state), state, refresh)
 
-        def refresh_step() -> tuple[Any, Vector, Any, StepInfo]:
-            count = validation.group_count(groups)
-            value, g, g_s = mean_over_groups(climb, count, batch_argnums)(*args)
-            return value, *bent(g, lambda: g_s, params, state, True)
+    def perturb(self, g: Vector, params: Vector, state: Any) -> Vector:
+        """Returns the perturbed parameters w + ε, where the second gradient is taken."""
+        dtype = pytree.accumulator(params)
+        direction = self.perturbation(pytree.cast(g, dtype), params, dtype)
+        perturbed = pytree.add_scaled(pytree.cast(params, dtype), _value_at(self.rho, state.count, dtype), direction)
+        return pytree.cast_like(perturbed, params)
 
-        def reuse_step() -> tuple[Any, Vector, Any, StepInfo]:
-            return gradient(value_and_grad, params, state, *args, refresh=False)
+    @property
+    def _reuses(self) -> bool:
+        # With k = 1 no step reuses: the program is exactly SAM's, and nothing is stored.
+        return self.alpha is not None and self.k > 1
 
-        if refresh is None and k > 1:
-            return lax.cond(state.count % k == 0, refresh_step, reuse_step)
-        return refresh_step()
+    def _refresh_or_reuse(
+        self, refresh_step: Callable[[], Result], reuse_step: Callable[[], Result], state: State, refresh: bool | None
+    ) -> Result:
+        """Runs one of the two: the one that ``refresh`` names, or with None the one that is due by the count."""
+        if refresh is None and self.k > 1:
+            result: Result = lax.cond(state.count % self.k == 0, refresh_step, reuse_step)
+            return result
+        return reuse_step() if refresh is False else refresh_step()
 
-    def refreshes(step: int) -> bool:
-        return validation.host_step(step) % k == 0
+    def _refresh(self, g: Vector, g_s: Vector, params: Vector, state: State) -> Step:
+        validation.check_gradient(params, g_s)
+        return steps.refresh_step(g, g_s, state, pytree.accumulator(params))
 
-    return Rule(init, gradient, transform, refreshes, perturb)
+    def _reuse(self, g: Vector, params: Vector, state: State) -> Step:
+        dtype = pytree.accumulator(params)
+        if isinstance(state, LookSAMState):
+            return steps.reuse_step(g, _value_at(self.alpha, state.count, dtype), state, dtype)
+        return steps.plain_step(g, state, dtype)
 
-
-def _refresh(g: Vector, g_s: Vector, state: Any, dtype: DTypeLike) -> tuple[Vector, Any, StepInfo]:
-    """Return g_s, keep the part of it that is orthogonal to g."""
-    g_squared = vector.squared_norm(g, dtype)
-    g_s_squared, along = vector.squared_norm_and_dot(g_s, g, dtype)
-    # Guards look at square roots: XLA repeats a bare sum over all leaves, add by add, in what every leaf is fused into.
-    g_norm, g_s_norm = jnp.sqrt(g_squared), jnp.sqrt(g_s_squared)
-    usable = jnp.isfinite(g_norm) & jnp.isfinite(g_s_norm)
-
-    # One projection over the whole vector. Where ‖g‖ is 0 there is no g_v.
-    wide_g, wide_g_s = vector.cast(g, dtype), vector.cast(g_s, dtype)
-    g_v = vector.add_scaled(wide_g_s, -vector.divide(along, g_squared), wide_g)  # (8)
-    keeps_g_v = isinstance(state, LookSAMState)
-    g_v = vector.cast_like(g_v, state.g_v if keeps_g_v else g)
-    g_v_norm = jnp.sqrt(vector.squared_norm(g_v, dtype))
-    rounding = 16 * jnp.finfo(dtype).eps * g_s_norm
-    real = usable & jnp.isfinite(g_v_norm) & (g_v_norm > rounding) & (g_norm > 0)  # (9)
-    g_v_norm = jnp.where(real, g_v_norm, jnp.zeros_like(g_v_norm))
-
-    returned = vector.where(usable, vector.cast_like(g_s, g), g)  # (10)
-    info = _info(g_squared, g_s_squared, along, g_v_norm, refreshed=True, fell_back=~usable)
-    if keeps_g_v:
-        real = _after(real, state.g_v)
-        return returned, LookSAMState(state.count + 1, vector.zero_unless(real, g_v), g_v_norm), info
-    return returned, SAMState(state.count + 1), info
+    def _check(self, params: Vector, state: Any, refresh: Any) -> None:
+        validation.check_step(params, state, LookSAMState if self._reuses else SAMState, refresh)
 
 
-def _reuse(alpha: Scalar, g: Vector, state: LookSAMState, dtype: DTypeLike) -> tuple[Vector, LookSAMState, StepInfo]:
-    """One gradient: bend g towards the kept g_v by α ‖g‖."""
-    g_squared = vector.squared_norm(g, dtype)
-    factor = alpha * vector.divide(jnp.sqrt(g_squared), state.g_v_norm)  # 0 where no g_v is kept
-    usable = jnp.isfinite(factor)
-    factor = jnp.where(usable, factor, jnp.zeros_like(factor))
-    wide_g, wide_v = vector.cast(g, dtype), vector.cast(state.g_v, dtype)
-    bent = vector.cast_like(vector.add_scaled(wide_g, factor, wide_v), g)  # (11)
-    if vector.is_narrower(g, dtype):  # rounding to a narrow dtype may overflow
-        fits = jnp.isfinite(vector.squared_norm(bent, dtype))
-        usable, bent = usable & fits, vector.where(fits, bent, g)
-
-    # For the info alone, so that XLA drops it where the info is not used.
-    g_squared, across = vector.squared_norm_and_dot(g, state.g_v, dtype)
-    along = g_squared + factor * across
-    bent_squared = along + factor * (across + factor * state.g_v_norm**2)
-    info = _info(
-        g_squared,
-        jnp.maximum(bent_squared, jnp.zeros_like(along)),
-        along,
-        state.g_v_norm,
-        refreshed=False,
-        fell_back=~usable,
-    )
-    return bent, state._replace(count=state.count + 1), info
+def _checked_value_and_grad(value_and_grad: ValueAndGrad, params: Vector, *args: Any) -> tuple[Any, Vector]:
+    return validation.split_value_and_grad(value_and_grad(params, *args), params)
 
 
-def _plain(g: Vector, state: SAMState, dtype: DTypeLike) -> tuple[Vector, SAMState, StepInfo]:
-    """One gradient, returned as it is."""
-    norm = jnp.sqrt(vector.squared_norm(g, dtype))
-    one, no = jnp.ones((), dtype), jnp.zeros((), bool)
-    return g, SAMState(state.count + 1), StepInfo(norm, norm, 0 * one, one, refreshed=no, fell_back=no)
-
-
-def _info(
-    g_squared: Scalar,
-    returned_squared: Scalar,
-    along: Scalar,
-    g_v_norm: Scalar,
-    *,
-    refreshed: bool,
-    fell_back: Scalar,
-) -> StepInfo:
-    grad_norm, other_norm = jnp.sqrt(g_squared), jnp.sqrt(returned_squared)
-    cosine = vector.divide(vector.divide(along, grad_norm), other_norm)
-    is_g = fell_back | ~((grad_norm > 0) & jnp.isfinite(grad_norm))
-    return StepInfo(
-        grad_norm=grad_norm,
-        returned_norm=jnp.where(fell_back, grad_norm, other_norm),
-        g_v_norm=g_v_norm,
-        cosine=jnp.where(is_g, jnp.ones_like(cosine), jnp.clip(cosine, -1.0, 1.0)),
-        refreshed=jnp.full((), refreshed),
-        fell_back=fell_back,
-    )
-
-
-def _after(flag: Scalar, old: Vector) -> Scalar:
-    """``flag``, tied to the old g_v, which a refresh does not read.
-
-    An argument that a program does not read is dropped by jit, its donated buffer with it; the buffers after it
-    would then be paired with the wrong outputs, and copied.
-    """
-    return lax.optimization_barrier((flag, old))[0]
-
-
-def _value(setting: Any, count: jax.Array, dtype: DTypeLike) -> Scalar:
+def _value_at(setting: Any, count: jax.Array, dtype: DTypeLike) -> Scalar:
     return jnp.asarray(setting(count) if callable(setting) else setting, dtype)

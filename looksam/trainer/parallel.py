@@ -19,6 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from looksam.rules import Rule, SAMState, StepInfo, accumulated
+from looksam.rules.batching import group_gradients, scanned_mean
 from looksam.trainer.keys import per_image
 from looksam.trainer.recipe import Recipe
 
@@ -254,14 +255,12 @@ class Gradient:
 
         def on_device(params: Any, both: Any, first_row: Any, images: Any, labels: Any) -> tuple[Any, Any]:
             context, count = both
-            of = accumulated(self._value_and_grad(()), self.split.group_microbatches, BATCH)
-
-            def in_group(params: Any, *part: Any) -> tuple[Any, Any]:
-                value, g = of(params, *part)
-                return value, (g, of(rule.perturb(g, params, SAMState(count)), *part)[1])
-
+            value_and_grad = accumulated(self._value_and_grad(()), self.split.group_microbatches, BATCH)
+            perturb = lambda g, params: rule.perturb(g, params, SAMState(count))
+            gradients = group_gradients(value_and_grad, perturb, self.split.groups or 1, BATCH, mean=scanned_mean)
             keys = per_image(context.model_key, images.shape[0], first_row)
-            return accumulated(in_group, self.split.groups or 1, BATCH)(params, context, images, labels, keys)
+            value, g, g_s = gradients(params, context, images, labels, keys)
+            return value, (g, g_s)
 
         context, *rows = batch
         over_devices = self.layout.mean_over_devices(on_device, gradients=2)

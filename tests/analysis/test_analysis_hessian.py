@@ -173,7 +173,7 @@ def test_one_probe_has_no_error():
 @pytest.mark.parametrize(
     ("count", "steps", "error", "message"),
     [
-        (4, 9, ValueError, "count=4 is more than the 3 parameters have eigenvalues; pass at most 3"),
+        (4, 9, ValueError, "count=4 exceeds the 3 eigenvalues that 3 parameters have; pass at most 3"),
         (3, 2, ValueError, "steps=2 finds at most 2 eigenvalues, not count=3; pass steps >= 3"),
         (0, 2, ValueError, "count=0 is out of range"),
         (1, True, TypeError, "steps=True is not an int"),

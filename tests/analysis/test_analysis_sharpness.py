@@ -37,7 +37,7 @@ def largest_rise(g, h, rho):
     return g @ epsilon + epsilon @ h @ epsilon / 2
 
 
-def climb(problem, rho, steps, stride, p):
+def ascent(problem, rho, steps, stride, p):
     """The rises of projected ascent, by hand."""
     w = problem.flat(problem.params)
     value = float(problem.loss(problem.params))
@@ -65,7 +65,7 @@ def test_ascent_reaches_the_maximum_of_a_quadratic(rho):
 
 
 @pytest.mark.parametrize("step_size", [0.3, 1.0, 7.0])
-def test_ascent_stays_in_the_ball(step_size):
+def test_ascent_stays_within_the_radius(step_size):
     # the norm rises by the radius at most, and along the weights by just that
     w = {"a": jnp.array([3.0]), "b": jnp.array([0.0, 4.0])}
     loss = lambda w: jnp.sqrt(jnp.sum(w["a"] ** 2) + jnp.sum(w["b"] ** 2))
@@ -84,7 +84,7 @@ def test_ascent_in_a_cube(step_size):
 @pytest.mark.parametrize("p", [2.0, INF])
 def test_ascent_is_the_best_of_its_steps(p):
     problem, rho = make_problem(), 1.5
-    rises = climb(problem, rho, 8, 0.9, p)
+    rises = ascent(problem, rho, 8, 0.9, p)
     found = [
         float(jax.jit(lambda w, n=n: ascent_sharpness(problem.loss, w, rho, n, p, step_size=0.9))(problem.params))
         for n in (1, 2, 5, 8)
@@ -92,7 +92,7 @@ def test_ascent_is_the_best_of_its_steps(p):
     np.testing.assert_allclose(found, [max(rises[:n]) for n in (1, 2, 5, 8)], rtol=1e-9)
 
 
-def test_a_climb_that_comes_back_keeps_its_best():
+def test_an_ascent_that_comes_back_keeps_its_best():
     # past the top at 1 and down again: only the first step is high
     loss = lambda w: -jnp.abs(jnp.abs(w[0]) - 1.0)
     rises = [float(ascent_sharpness(loss, jnp.array([0.4]), 2.0, n, step_size=0.9)) for n in (1, 2, 3, 4)]
@@ -107,7 +107,7 @@ def test_one_step_of_ascent_is_one_step_sharpness():
         np.testing.assert_allclose(ascent, one, rtol=1e-12)
 
 
-def test_a_flat_place_and_a_ball_without_inside():
+def test_a_flat_point_and_a_radius_of_zero():
     flat = lambda w: jnp.sum(w * 0)
     assert float(ascent_sharpness(flat, jnp.ones(2), 1.0, 3)) == 0
     assert float(ascent_sharpness(lambda w: jnp.sum(w**2), jnp.ones(2), 0.0, 3)) == 0
@@ -116,7 +116,7 @@ def test_a_flat_place_and_a_ball_without_inside():
 def test_ascent_over_many_radii_at_once():
     problem, radii = make_problem(), jnp.array([0.1, 0.5])
     together = jax.jit(jax.vmap(lambda rho: ascent_sharpness(problem.loss, problem.params, rho, 3)))(radii)
-    alone = [max(climb(problem, float(rho), 3, float(rho), 2)) for rho in radii]
+    alone = [max(ascent(problem, float(rho), 3, float(rho), 2)) for rho in radii]
     np.testing.assert_allclose(together, alone, rtol=1e-9)
 
 
@@ -167,8 +167,8 @@ def test_m_sharpness_of_the_whole_batch_and_of_several_steps():
         (lambda f, w: ascent_sharpness(f, w, 0.1, 2, p=3.0), ValueError, "p=3.0 has no projection here; pass p=2.0 or"),
         (lambda f, w: ascent_sharpness(f, w, 0.1, 2, step_size=0.0), ValueError, "step_size=0.0 .* pass step_size > 0"),
         (lambda f, w: m_sharpness(f, w, (jnp.ones(6),), 0.1, 4), ValueError, "m=4 does not divide the 6 examples"),
-        (lambda f, w: m_sharpness(f, w, (jnp.ones(6), jnp.ones(4)), 0.1, 2), ValueError, "one row an example"),
-        (lambda f, w: m_sharpness(f, w, (1.0,), 0.1, 2), ValueError, "one row an example"),
+        (lambda f, w: m_sharpness(f, w, (jnp.ones(6), jnp.ones(4)), 0.1, 2), ValueError, "one row per example"),
+        (lambda f, w: m_sharpness(f, w, (1.0,), 0.1, 2), ValueError, "one row per example"),
     ],
 )
 def test_bad_arguments(call, error, message):

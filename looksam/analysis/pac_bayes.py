@@ -3,11 +3,12 @@
 import math
 from typing import Any, NamedTuple
 
-from looksam.analysis import checks
+from looksam import arguments
+from looksam.rules import validation
 
 
 class Bound(NamedTuple):
-    """bound = worst_loss + slack, and slack = √((weights + confidence + constant)/(n − 1))."""
+    """The bound in terms: bound = worst_loss + slack, slack = √((weights + confidence + constant)/(n − 1))."""
 
     bound: float
     worst_loss: float
@@ -27,31 +28,33 @@ def pac_bayes_bound(
     *,
     worst_loss: float = 0.0,
 ) -> Bound:
-    """With probability 1 − δ over n training examples, L_D(w) ≤ max L_S(w + ε) over ‖ε‖ ≤ ρ' + slack.
+    """Returns the right-hand side of L_D(w) ≤ max L_S(w + ε) over ‖ε‖ ≤ ρ', plus slack.
+
+    It holds with probability 1 − δ over n training examples.
 
     slack = √((d log(1 + ‖w‖²/ρ'² (1 + √(log n / d))²) + 4 log(n/δ) + 8 log(6n + 3d)) / (n − 1)), ρ'² = ρ² + ρ₀²: the
-    last line of the paper's proof, where d, the number of parameters, is the letter k. The proof is for a loss between
-    0 and 1, and rests on an assumption of the paper, that random perturbations do not lower the expected loss. Far more
-    parameters than examples make it say nothing: for networks the slack alone is far above 1.
+    last line of the paper's proof, which calls d, the number of parameters, k. The proof is for a loss between 0 and 1,
+    and rests on an assumption of the paper, that random perturbations do not lower the expected loss. With far more
+    parameters than examples the bound is vacuous: for networks the slack alone is far above 1.
 
     Args:
-      n: training examples, ≥ 2.
-      parameters: d.
+      n: number of training examples, ≥ 2.
+      parameters: d, their number.
       weight_norm: ‖w‖, the 2-norm of all parameters.
-      rho: radius of the ball.
-      rho0: radius of the error of the reused part of LookSAM; 0 for exact SAM.
+      rho: radius ρ of the perturbation.
+      rho0: radius ρ₀ of the error that LookSAM's reuse makes; 0 for exact SAM.
       delta: 1 minus the confidence, in (0, 1).
-      worst_loss: the largest training loss in the ball; with 0 the bound is the slack alone.
+      worst_loss: the largest training loss within the radius; with 0 the bound is the slack alone.
 
     Example:
       >>> from looksam.analysis import pac_bayes_bound
       >>> print(f"{pac_bayes_bound(n=600, parameters=42_634, weight_norm=20.0, rho=0.1).slack:.1f}")
       27.5
     """
-    checks.whole("n", n, least=2)
-    checks.whole("parameters", parameters)
+    arguments.whole("n", n, least=2)
+    arguments.whole("parameters", parameters)
     for name, value in (("weight_norm", weight_norm), ("rho", rho), ("rho0", rho0), ("worst_loss", worst_loss)):
-        checks.non_negative(name, value)
+        validation.non_negative(name, value)
     squared = _radius_squared(float(rho), float(rho0))
     _check_delta(delta)
     growth = (1 + math.sqrt(math.log(n) / parameters)) ** 2
@@ -65,7 +68,7 @@ def pac_bayes_bound(
 def _radius_squared(rho: float, rho0: float) -> float:
     squared = rho**2 + rho0**2
     if not squared > 0:
-        raise ValueError(f"rho={rho} and rho0={rho0} leave a ball of radius 0: an infinite bound; pass rho > 0.")
+        raise ValueError(f"rho={rho} and rho0={rho0} give a radius of 0 and an infinite bound; pass rho > 0.")
     return squared
 
 

@@ -37,7 +37,7 @@ def test_weights_of_zero_cost_nothing():
         ({"parameters": 0}, ValueError, "parameters=0 is out of range; pass parameters >= 1"),
         ({"weight_norm": -1.0}, ValueError, "weight_norm=-1.0 is out of range"),
         ({"weight_norm": float("nan")}, ValueError, "weight_norm=nan is out of range"),
-        ({"rho": 0.0}, ValueError, "rho=0.0 and rho0=0.0 leave a ball of radius 0: an infinite bound; pass rho > 0"),
+        ({"rho": 0.0}, ValueError, "rho=0.0 and rho0=0.0 give a radius of 0 and an infinite bound; pass rho > 0"),
         ({"rho": "0.1"}, TypeError, "rho='0.1' is not a number"),
         ({"rho0": -0.1}, ValueError, "rho0=-0.1 is out of range"),
         ({"delta": 0.0}, ValueError, "delta=0.0 is out of range; pass 0 < delta < 1"),
