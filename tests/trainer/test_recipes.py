@@ -5,6 +5,8 @@ import csv
 import dataclasses
 import pathlib
 import re
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -261,6 +263,12 @@ def test_json_that_is_no_recipe():
         Recipe.from_json('{"rh": 1}')
     with pytest.raises(TypeError, match="epochs='3' has the wrong type; pass a whole number"):
         Recipe.from_json('{"epochs": "3"}')
+
+
+def test_recipes_and_the_names_of_models_need_no_jax():
+    code = "import sys, looksam.trainer.recipes; print(sorted({'jax', 'flax'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=FOLDER.parents[2])
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_every_setting_survives_its_flag():
