@@ -5,6 +5,8 @@ import csv
 import dataclasses
 import pathlib
 import re
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -272,6 +274,12 @@ def test_sections_hold_every_setting_in_order():
     names = [field.name for field in dataclasses.fields(Recipe)]
     assert [name for section in SECTIONS.values() for name in section] == names
     assert SECTIONS["parallelism"] == ("mesh", "microbatch", "groups")
+
+
+def test_recipes_and_the_names_of_models_need_no_jax():
+    code = "import sys, looksam.trainer.recipes; print(sorted({'jax', 'flax'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=FOLDER.parents[2])
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_every_setting_survives_its_flag():

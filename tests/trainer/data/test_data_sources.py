@@ -1,4 +1,4 @@
-"""Where images come from: every source gives exactly the pixels and labels that were put in, or a clear error."""
+"""Loading datasets: every format returns exactly the pixels and labels that were stored, or a clear error."""
 
 import io
 import logging

@@ -1,4 +1,4 @@
-"""Streams: the sequence of batches is a function of the seed, and every image is in its place."""
+"""Streams: the sequence of batches is a function of the seed, and every image has its own label."""
 
 import io
 import logging

@@ -1,4 +1,4 @@
-"""End to end on real images, where they are: LOOKSAM_DATA, or shared/data beside the project."""
+"""Training end to end on real images, if they are in LOOKSAM_DATA, or in shared/data next to the project."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""The models: parameter counts of the literature, starting weights, dtypes, and what a caller can get wrong."""
+"""The models: parameter counts of the literature, initial weights, dtypes, and errors for wrong arguments."""
 
 import math
 from collections import defaultdict

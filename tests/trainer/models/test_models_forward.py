@@ -1,4 +1,4 @@
-"""Forward passes against NumPy ones written from the definitions, in float64, and the randomness of training."""
+"""Forward passes compared with NumPy versions of the definitions, in float64, and the randomness of training."""
 
 import itertools
 import math
@@ -136,7 +136,7 @@ def check_against(model, reference, x):
     apply = jax.jit(model.apply, static_argnames="train")
     logits, new = apply(params, stats, x, train=True)
     expected, expected_stats = reference(params, stats, x, True)
-    assert np.ptp(expected, axis=0).min() > 1e-3  # the images are told apart, so the comparison sees every layer
+    assert np.ptp(expected, axis=0).min() > 1e-3  # outputs differ, so that every layer is compared
     np.testing.assert_allclose(logits, expected, rtol=1e-10, atol=1e-12)
     for ours, theirs in zip(by_mean(new), by_mean(dict(enumerate(expected_stats))), strict=True):
         np.testing.assert_allclose(ours["mean"], theirs["mean"], rtol=1e-10)
