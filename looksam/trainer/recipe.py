@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from looksam.arguments import did_you_mean
 from looksam.methods import METHODS
-from looksam.trainer.data import NAMES as DATASETS
+from looksam.trainer.data.reading import DATASETS
 from looksam.trainer.models import MODELS
 
 MODEL_SIZES = ("width", "depth", "widen", "heads", "patch")

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import looksam.trainer
-from looksam.cli import flags, main
+from looksam.cli import main, parser
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.recipes import ALL, find
 from looksam.trainer.run_directory import RunError
@@ -102,15 +102,15 @@ def test_every_setting_has_a_flag_with_a_help_text(cli):
         entry = re.search(rf"^  {flag}\b.*\n?(?:^ {{8,}}\S.*\n)*", out, re.MULTILINE)
         assert entry, flag
         assert re.search(r"  \S.{7,}", entry[0].partition(flag)[2]), flag
-    assert [setting.name for setting in flags.settings()] == [field.name for field in dataclasses.fields(Recipe)]
-    assert all(setting.help and setting.section for setting in flags.settings())
+    assert [setting.name for setting in parser.settings()] == [field.name for field in dataclasses.fields(Recipe)]
+    assert all(setting.help and setting.section for setting in parser.settings())
     sections = "data, model, augmentation, base optimizer, sharpness-aware rule, parallelism, run"
-    assert ", ".join(dict.fromkeys(setting.section for setting in flags.settings())) == sections
+    assert ", ".join(dict.fromkeys(setting.section for setting in parser.settings())) == sections
 
 
 def test_a_percent_sign_in_a_help_text_is_shown(cli, monkeypatch):
-    setting = flags.Setting("rho", float, "sharpness-aware rule", "30 % of it")
-    monkeypatch.setattr(flags, "settings", lambda: (setting,))
+    setting = parser.Setting("rho", float, "sharpness-aware rule", "30 % of it")
+    monkeypatch.setattr(parser, "settings", lambda: (setting,))
     assert "30 % of it" in cli("train", "--help")[1]
 
 
@@ -145,6 +145,10 @@ def test_a_percent_sign_in_a_help_text_is_shown(cli, monkeypatch):
         ("recipes zz", "no recipe matches 'zz'"),
         ("recipes digitz", "no recipe matches 'digitz'; did you mean digits"),
         ("recipes --jason", "no flag --jason; did you mean --json?"),
+        (
+            "eval . --checkpoint newest",
+            "'newest' is not a checkpoint; pass last, best or a step",
+        ),
         ("eval no/such/run", "'no/such/run' is not a folder; pass the folder of a run"),
     ],
 )
@@ -252,10 +256,16 @@ def test_an_interrupted_run_says_so(cli, trainer, number, expected):
 def test_eval(cli, monkeypatch, tmp_path):
     asked = []
     result = {"step": 3, "test_accuracy": 50.0, "test_loss": 1.5, "run_dir": "r"}
-    monkeypatch.setitem(vars(looksam.trainer), "evaluate_run", lambda folder: asked.append(folder) or result)
+
+    def evaluate_run(folder, checkpoint):
+        asked.append((folder, checkpoint))
+        return result
+
+    monkeypatch.setitem(vars(looksam.trainer), "evaluate_run", evaluate_run)
     assert cli("eval", str(tmp_path)) == (0, "evaluated at step 3: test accuracy 50.00, test loss 1.5000\nr\n", "")
-    assert json.loads(cli("eval", str(tmp_path), "--json")[1]) == result
-    assert asked == [tmp_path, tmp_path]
+    assert json.loads(cli("eval", str(tmp_path), "--json", "--checkpoint", "best")[1]) == result
+    assert cli("eval", str(tmp_path), "--checkpoint", "1200")[0] == 0
+    assert asked == [(tmp_path, "last"), (tmp_path, "best"), (tmp_path, 1200)]
 
 
 # --- what goes wrong on the way ---------------------------------------------------------------------------------

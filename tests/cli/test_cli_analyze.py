@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import looksam.trainer
 from looksam.analysis import pac_bayes_bound
-from looksam.cli import analyze, main
+from looksam.cli import main
 from looksam.experiments.report import analysis_report
 from looksam.experiments.report.document import Heatmap
-from looksam.trainer import evaluate_run, run
+from looksam.trainer import analyze_run, evaluate_run, run, run_analysis
 from looksam.trainer.checkpoints import Checkpoints
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.run_directory import write_recipe
@@ -35,7 +36,7 @@ def run_dir(tmp_path_factory):
 @pytest.fixture(scope="module")
 def result(run_dir):
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
-        return analyze.analyze_run(run_dir, images=IMAGES)
+        return analyze_run(run_dir, images=IMAGES)
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def stored(monkeypatch, result):
         options["report"]("on the way")
         return result
 
-    monkeypatch.setattr(analyze, "analyze_run", measured)
+    monkeypatch.setitem(vars(looksam.trainer), "analyze_run", measured)
     return asked
 
 
@@ -149,7 +150,7 @@ def test_figures_leave_gaps_where_the_loss_overflowed(result):
     line, _, plane = analysis_report.figures(result | {"landscape": landscape})
     assert np.isnan(line.series[0].y[3])
     assert isinstance(plane, Heatmap) and np.isnan(plane.values[0][0]) and not plane.log
-    assert analyze._finite({"a": [1.0, float("nan")], "b": float("inf"), "c": 2}) == {
+    assert run_analysis._finite({"a": [1.0, float("nan")], "b": float("inf"), "c": 2}) == {
         "a": [1.0, None],
         "b": None,
         "c": 2,
@@ -173,7 +174,7 @@ def test_help(cli):
         ("--rho nan", "--rho nan is out of range"),
         ("--rho much", "argument --rho: invalid float value: 'much'"),
         ("--images 0", "--images 0 is out of range; pass --images >= 1"),
-        ("--images 601", "--images 601 is more than the 600 training images; pass at most 600"),
+        ("--images 601", "images=601 is more than the 600 training images; pass at most 600"),
         ("--eigenvalues 0", "--eigenvalues 0 is out of range"),
         ("--imags 5", "no flag --imags; did you mean --images?"),
     ],
@@ -204,4 +205,4 @@ def test_a_run_without_a_checkpoint(cli, tmp_path):
 def test_a_recipe_without_a_radius(cli, tmp_path):
     write_recipe(tmp_path, RECIPE.replace(rho=0.0))
     code, _, err = cli("analyze", tmp_path)
-    assert (code, "the recipe's rho is 0.0, a ball without inside; pass --rho" in err) == (2, True)
+    assert (code, "the recipe's rho is 0.0, which leaves nothing to perturb; pass rho" in err) == (2, True)

@@ -8,8 +8,7 @@ import re
 import pytest
 
 import looksam.trainer.loop
-import looksam.trainer.plan.run
-import looksam.trainer.plan.table
+import looksam.trainer.plan
 import looksam.trainer.recipes
 from looksam.cli import main
 from looksam.experiments import EXPERIMENT_NAMES, EXPERIMENTS, full_scale
@@ -146,8 +145,8 @@ def test_a_plan_of_full_scale(cli, monkeypatch):
         asked.append((recipe, chip.name))
         return {}
 
-    monkeypatch.setattr(looksam.trainer.plan.run, "make_plan", make_plan)
-    monkeypatch.setattr(looksam.trainer.plan.table, "as_text", lambda label, result: f"plan of {label}")
+    monkeypatch.setitem(vars(looksam.trainer.plan), "make_plan", make_plan)
+    monkeypatch.setitem(vars(looksam.trainer.plan), "as_text", lambda label, result: f"plan of {label}")
     code, out, err = cli("alpha", "bound", "--scale", "full", "--dry-run", "--mesh", "data=2", "--microbatch", "64")
     assert code == 0 and "bound has no full scale" in err
     assert out.startswith("alpha: 6 recipes at full scale\n  vit_b16-lamb-16384-look_layer_sam-alpha-0.5\n")

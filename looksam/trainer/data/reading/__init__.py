@@ -6,3 +6,13 @@
 ``order``: which images a step visits. ``decode`` and ``crops``: from encoded bytes to pixels.
 ``stream``: batches of a large set, decoded by worker processes during training.
 """
+
+# The datasets by name, and the function of ``load`` that loads each. Here, so that the command line can read the names
+# without importing NumPy.
+DATASETS = {
+    "cifar100": "load_cifar100",
+    "digits": "load_digits",
+    "folder": "load_folder",
+    "imagenet": "load_imagenet",
+    "parquet": "load_parquet",
+}

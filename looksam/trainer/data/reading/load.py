@@ -1,6 +1,6 @@
-"""Loads a dataset by name: ``load_dataset(name)`` looks the name up in ``LOADERS``, at the end of this file.
+"""Loads a dataset by name: ``load_dataset(name)`` looks the name up in ``reading.DATASETS``.
 
-To add a dataset in a known format, write a loader here and enter it in ``LOADERS``. To add a format, first write a
+To add a dataset in a known format, write a loader here and enter it in ``DATASETS``. To add a format, first write a
 module next to ``parquet`` and ``image_folder`` that returns ``Encoded`` sets, or ``Images`` if it is always small.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from looksam.arguments import did_you_mean
-from looksam.trainer.data.reading import cifar_archive
+from looksam.trainer.data.reading import DATASETS, cifar_archive
 from looksam.trainer.data.reading.dataset import ON_BAD_IMAGE, Dataset, Encoded, Images, OnBadImage, require
 from looksam.trainer.data.reading.decode import MAX_DECODED_BYTES, decode_small_sets
 from looksam.trainer.data.reading.image_folder import has_class_folders, read_class_folders
@@ -58,8 +58,8 @@ def load_dataset(
       test_split: the split to test on if there are several, e.g. 'validation'.
       max_decoded_bytes: sets of one image size up to this are decoded into memory; 0 streams every set.
     """
-    if name not in LOADERS:
-        raise ValueError(f"dataset {name!r} is unknown{did_you_mean(str(name), LOADERS)}")
+    if name not in DATASETS:
+        raise ValueError(f"dataset {name!r} is unknown{did_you_mean(str(name), DATASETS)}")
     if on_bad_image not in ON_BAD_IMAGE:
         raise ValueError(f"on_bad_image={on_bad_image!r} is unknown; pass 'fail' or 'skip'.")
     if download and name != "cifar100":
@@ -75,7 +75,8 @@ def load_dataset(
         test_split=test_split,
         max_decoded_bytes=max_decoded_bytes,
     )
-    return LOADERS[name](request)
+    loader: Callable[[Request], Dataset] = globals()[DATASETS[name]]
+    return loader(request)
 
 
 @dataclass(frozen=True)
@@ -196,13 +197,3 @@ def load_folder(request: Request) -> Dataset:
     train, test, count = request.class_folders(folder)
     request.check_classes(folder, count, request.num_classes or count)
     return request.dataset(train, test, count)
-
-
-LOADERS: dict[str, Callable[[Request], Dataset]] = {
-    "cifar100": load_cifar100,
-    "digits": load_digits,
-    "folder": load_folder,
-    "imagenet": load_imagenet,
-    "parquet": load_parquet,
-}
-NAMES = tuple(LOADERS)
