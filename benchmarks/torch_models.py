@@ -1,4 +1,4 @@
-"""The models of models.py in PyTorch, for timing: (module, batch)."""
+"""The models of benchmarks/models.py in PyTorch, for timing; each function returns a module and a batch."""
 
 import itertools
 
@@ -10,7 +10,7 @@ Model = tuple[nn.Module, tuple[Tensor, Tensor]]
 
 
 def mlp(widths: tuple[int, ...] = (1024, 4096, 3072, 1024, 10), batch: int = 8) -> Model:
-    """20M parameters at batch 8: the step is spent moving parameters, not multiplying."""
+    """Returns an MLP with 20M parameters at batch size 8: moving the parameters takes most of a step."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for n_in, n_out in itertools.pairwise(widths):
@@ -48,7 +48,7 @@ class ViT(nn.Module):
 
 
 def vit(width: int = 128, depth: int = 4, heads: int = 4, patch: int = 4, batch: int = 16) -> Model:
-    """A ViT of 0.8M parameters on 64 tokens."""
+    """Returns a ViT with 0.8M parameters on 64 tokens."""
     torch.manual_seed(0)
     return ViT(width, depth, heads, patch), _batch((batch, 3, 32, 32))
 
@@ -68,7 +68,7 @@ class Residual(nn.Module):
 
 
 def resnet(width: int = 16, blocks: int = 2, batch: int = 16) -> Model:
-    """A ResNet of three stages with batch normalisation, 0.2M parameters."""
+    """Returns a ResNet with three stages, batch normalisation and 0.2M parameters."""
     torch.manual_seed(0)
     layers: list[nn.Module] = [_unit(3, width), nn.ReLU()]
     for stage in range(3):

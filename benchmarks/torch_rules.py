@@ -1,14 +1,14 @@
-"""What a rule costs in PyTorch: time per step as a ratio to the base optimizer, beside another public version.
+"""The cost of the rules in PyTorch: relative step time compared with the base optimizer and with another library.
 
     python benchmarks/torch_rules.py --json results/benchmarks/torch_rules.json   # everything, about 45 minutes
     python benchmarks/torch_rules.py --models mlp --rounds 40
 
-All methods take their steps in turn, a cycle of ten steps a round, so that a machine that slows down slows all of them.
-A ratio is taken within each round, to the mean of three base optimizers, as the luck of one would be in every ratio;
-the median over rounds and the middle half are printed. Each method has a process of its own, as it has in use: whether
-a large gradient finds memory that another model gave back, or must ask for pages anew, is much of the MLP's time. What
-is luck in that is evened out by several sets of processes. One thread, so that CPU time does not count threads that
-wait.
+All methods take their steps in turn, in rounds of ten steps each, so that a machine that slows down slows all of them.
+A ratio is taken within each round, to the mean of three base optimizers: the noise of a single one would be in every
+ratio. Printed are the median over rounds and the middle half. Each method has a process of its own, as it has in
+use: whether a large gradient finds memory that was freed before, or must ask the operating system for new pages, is
+much of the MLP's time. Several sets of processes average that out. Each process has one thread, so that CPU time does
+not include threads that wait.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def base(model, kind, options):
 
 
 def peer(rule, **settings):
-    """As its documentation says: a first pass by hand, then step(closure) with another."""
+    """Returns the loop of its documentation: a first pass by hand, then step(closure) with another."""
 
     def make(model, kind, options):
         opt = rule(model.parameters(), kind, rho=0.05, **settings, **options)
@@ -64,7 +64,7 @@ def peer(rule, **settings):
 
 
 def peer_one_pass(model, kind, options):
-    """Its LookSAM in a loop of our own, which leaves out the second pass where it is not used."""
+    """Its LookSAM in a loop of our own, without the second passes that it does not use."""
     opt = pytorch_optimizer.LookSAM(model.parameters(), kind, rho=0.05, k=5, **options)
     count = 0
 
@@ -96,7 +96,7 @@ METHODS = {
 
 
 class Runner:
-    """One method on one model: its optimizer and its count of passes."""
+    """One method on one model, with its optimizer and the number of passes so far."""
 
     def __init__(self, model_name, optimizer, make):
         self.model, self.batch = MODELS[model_name]()
@@ -117,7 +117,7 @@ class Runner:
         self.passes = self.steps = 0
 
     def run(self):
-        """One step; wall and CPU seconds."""
+        """Takes one step, and returns wall and CPU seconds."""
         wall, cpu = time.perf_counter(), time.process_time()
         self.step(self.closure)
         self.steps += 1
@@ -125,7 +125,7 @@ class Runner:
 
 
 def _serve(pipe, model_name, optimizer, method, threads):
-    """In a process: a step whenever told so, and in the end the number of gradients a step."""
+    """Runs in a process: takes a step on each request, and at the end sends the number of gradients per step."""
     torch.set_num_threads(threads)
     runner = Runner(model_name, optimizer, METHODS[method])
     runner.warm_up()
@@ -135,41 +135,41 @@ def _serve(pipe, model_name, optimizer, method, threads):
     pipe.send(runner.passes / runner.steps)
 
 
-def _started(*arguments):
+def _start(*arguments):
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     context.Process(target=_serve, args=(theirs, *arguments), daemon=True).start()
-    theirs.close()  # so that a process that dies ends the run, which else would wait for it
+    theirs.close()  # or the run would wait forever for a process that died
     return ours
 
 
-def _asked(pipe, message):
+def _ask(pipe, message):
     pipe.send(message)
     return pipe.recv()
 
 
 def measure(model_name, optimizer, methods, rounds, sets, threads):
-    """Rows of the table, from rounds of several sets of processes, one set after the other."""
+    """Returns the rows of the table, from rounds of several sets of processes, one set after the other."""
     results = [_rounds(model_name, optimizer, methods, rounds, threads) for _ in range(sets)]
     times = {name: [t for result in results for t in result[name][0]] for name in methods}
     return [_row(name, model_name, optimizer, results[0][name][1], times) for name in methods]
 
 
 def _rounds(model_name, optimizer, methods, rounds, threads):
-    """For each method, wall and CPU seconds a step in every round, and gradients a step."""
+    """Returns, for each method, wall and CPU seconds per step in every round, and gradients per step."""
     names = methods + ["base"] * (BASES - 1)
-    crew = [(name, _started(model_name, optimizer, name, threads)) for name in names]
-    for _, pipe in crew:
+    workers = [(name, _start(model_name, optimizer, name, threads)) for name in names]
+    for _, pipe in workers:
         pipe.recv()  # ready
     times = {name: [] for name in methods}
     for _ in range(rounds):
         steps = {name: [] for name in methods}
         for _ in range(CYCLE):
-            for name, pipe in random.sample(crew, len(crew)):
-                steps[name].append(_asked(pipe, "step"))
+            for name, pipe in random.sample(workers, len(workers)):
+                steps[name].append(_ask(pipe, "step"))
         for name in methods:
             times[name].append([statistics.mean(seconds) for seconds in zip(*steps[name], strict=True)])
-    return {name: (times[name], _asked(pipe, "end")) for name, pipe in crew}
+    return {name: (times[name], _ask(pipe, "end")) for name, pipe in workers}
 
 
 def _row(name, model_name, optimizer, gradients, times):
@@ -203,8 +203,8 @@ def main():
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--rounds", type=int, default=3, help="of each set")
-    parser.add_argument("--sets", type=int, default=5, help="of processes, one a method")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds per set of processes")
+    parser.add_argument("--sets", type=int, default=5, help="sets of processes, each with one process per method")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", help="also write the rows to this file")
     arguments = parser.parse_args()
@@ -214,7 +214,7 @@ def main():
         for optimizer in arguments.optimizers:
             rows += measure(model, optimizer, methods, arguments.rounds, arguments.sets, arguments.threads)
             _print(rows[-len(methods) :])
-            if arguments.json:  # each time, as all of it takes long
+            if arguments.json:  # after each pair, as the whole run takes long
                 pathlib.Path(arguments.json).write_text(json.dumps(rows, indent=1) + "\n")
 
 
