@@ -1,7 +1,8 @@
 """The training loop: steps, evaluation, metrics and checkpoints, until the run is finished or asked to stop.
 
-``run`` trains by a recipe in a folder, resuming from the newest good checkpoint there. ``restored`` and ``evaluate_run``
-read a run back. ``Interrupts`` turns Ctrl-C and SIGTERM into a flag, so that a run stops between two steps.
+``run`` trains by a recipe in a folder, resuming from the newest good checkpoint there. ``restored`` and
+``evaluate_run`` read a run back. ``Interrupts`` turns Ctrl-C and SIGTERM into a flag, so that a run stops between two
+steps.
 """
 
 import contextlib
@@ -194,17 +195,18 @@ def restored(
     training = Training(recipe)
     checkpoints = _open_checkpoints(directory, recipe, read_only=True)
     try:
-        found = checkpoints.restore(training.programs.restored(), checkpoint)
-        if found is None:
+        result = checkpoints.restore(training.programs.restored(), checkpoint)
+        if result is None:
             raise RunError(f"{directory} has no checkpoint yet; train longer, or lower checkpoint_every.")
-        yield training, found[0], found[1]
+        step, state, _ = result
+        yield training, step, state
     finally:
         training.feed.close()
         checkpoints.close()
 
 
 def evaluate_run(run_dir: str | pathlib.Path, checkpoint: Which = "last") -> dict[str, Any]:
-    """Returns accuracy and loss of a run's checkpoint on the test set, or on what ``validation`` holds out in its place.
+    """Returns accuracy and loss of a run's checkpoint on the test set, or on what ``validation`` holds out.
 
     Args:
         run_dir: the run's folder.
