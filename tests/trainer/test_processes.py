@@ -320,6 +320,8 @@ def pictures(tmp_path_factory):
 def found(pictures, tmp_path_factory):
     """What two processes of four devices came to."""
     script = process_worker.__file__
+    with contextlib.closing(Checkpoints(pictures / "alone", keep=1)) as checkpoints:
+        checkpoints.save(5, process_worker.numbers(5), {"n": 5})
     with Pair(
         tmp_path_factory.mktemp("worker"), lambda *config: [script, *config, pictures], process_worker.DEVICES
     ) as pair:
@@ -344,6 +346,27 @@ def test_losses_and_state_are_those_of_one_device(found, alone, rule, mesh, micr
     for i, array in enumerate(jax.tree.leaves(expected.state)):
         assert found[f"{name}/{i}"].dtype == array.dtype
         np.testing.assert_allclose(found[f"{name}/{i}"].astype(float), array.astype(float), rtol=0, atol=1e-9)
+
+
+def test_both_processes_save_restore_and_fail_together(found, pictures):
+    """One of them fails to write, and a file of the newest checkpoint is damaged; see the worker."""
+    first, second = (lines.splitlines() for lines in found["checkpoints/lines"])
+    assert len(first) == len(second) == 3
+    for lines, reason in ((first, "process 1: "), (second, "")):
+        assert "the checkpoint of step 3 could not be written" in lines[0]
+        assert f"({reason}[Errno 28] No space left on device). The checkpoint of step 2 is safe" in lines[0]
+        assert "the checkpoint of step 4" in lines[1] and "ocdbt.process_1" in lines[1] and "SHA-256" in lines[1]
+        assert lines[2] == "the checkpoint of step 2 is whole and is used instead"
+    folder = pictures / "pair"
+    assert {path.name for path in folder.iterdir()} == {"2", "4", "4.damaged"}
+    with contextlib.closing(Checkpoints(folder, keep=2, read_only=True)) as checkpoints:
+        for step, meta in ((2, 2), (4, 40)):
+            expected = process_worker.numbers(step)
+            _, state, read = checkpoints.restore(expected, step)  # in one process, as NumPy arrays
+            assert read == {"n": meta}
+            assert {name: array.tobytes() for name, array in state.items()} == {
+                name: array.tobytes() for name, array in expected.items()
+            }
 
 
 def test_streamed_pictures_are_those_of_one_process(found, pictures):
