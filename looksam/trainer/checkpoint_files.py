@@ -65,6 +65,8 @@ class Folder:
     def finish(self, step: int, content: dict[str, Any]) -> None:
         """Adds the manifest and the list of files, and puts the checkpoint in its place by one rename."""
         written = self.unfinished_path(step)
+        leaves = {name: spec | {"checksum": as_text(spec["checksum"])} for name, spec in content["leaves"].items()}
+        content = content | {"leaves": leaves}
         sealed = {"version": VERSION, "sha256": _json_digest(content), "content": content}
         (written / MANIFEST).write_text(json.dumps(sealed, indent=1))
         (written / FILES).write_text(json.dumps(_digests(written, _files(written)), indent=1))
@@ -176,7 +178,8 @@ def is_key(leaf: Any) -> bool:
 def snapshot(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Spec]]:
     """Returns copies that outlive a donation of the leaves, sharded as they are, and what the leaves are.
 
-    On an accelerator the leaves themselves are returned: Orbax copies them to the host before they can be donated.
+    Checksums are still being computed on the devices; ``finish`` waits for them. On an accelerator the leaves themselves
+    are returned: Orbax copies them to the host before they can be donated.
     """
     for name, leaf in leaves.items():
         _check_leaf(name, leaf)
@@ -186,9 +189,8 @@ def snapshot(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Spec]
             specs[name]["impl"] = str(jax.random.key_impl(leaf))
     stored = {name: jax.random.key_data(leaf) if is_key(leaf) else leaf for name, leaf in leaves.items()}
     copies = {name: _copy(leaf) for name, leaf in stored.items()}
-    checksums = {name: checksum(leaf) for name, leaf in copies.items()}  # all under way before the first is read
-    for name, value in checksums.items():
-        specs[name]["checksum"] = as_text(value)
+    for name, leaf in copies.items():
+        specs[name]["checksum"] = checksum(leaf)
     return copies, specs
 
 
