@@ -1,9 +1,9 @@
 """The format of a checkpoint: its folder, the list of its files, its manifest, and the leaves of the state in it.
 
-    checkpoints/1200/             a finished checkpoint; any other name is on its way in or out
-      state/                      the arrays by path, written by Orbax, each process its own shards
-      manifest.json               version, step, meta, metrics, and dtype, shape and checksum of each leaf, with a SHA-256
-      files.json                  the SHA-256 of every file above, written last
+    checkpoints/1200/     a finished checkpoint; any other name is on its way in or out
+      state/              the arrays by path, written by Orbax, each process its own shards
+      manifest.json       version, step, meta, metrics, and each leaf's dtype, shape and checksum; with a SHA-256
+      files.json          the SHA-256 of every file above, written last
 
 A checkpoint appears under its name by one rename, so a kill at any moment never leaves half of one there. Leaves are
 arrays; a typed PRNG key is held as its key data, and becomes a key again when it is read.
@@ -65,6 +65,8 @@ class Folder:
     def finish(self, step: int, content: dict[str, Any]) -> None:
         """Adds the manifest and the list of files, and puts the checkpoint in its place by one rename."""
         written = self.unfinished_path(step)
+        leaves = {name: spec | {"checksum": as_text(spec["checksum"])} for name, spec in content["leaves"].items()}
+        content = content | {"leaves": leaves}
         sealed = {"version": VERSION, "sha256": _json_digest(content), "content": content}
         (written / MANIFEST).write_text(json.dumps(sealed, indent=1))
         (written / FILES).write_text(json.dumps(_digests(written, _files(written)), indent=1))
@@ -176,7 +178,8 @@ def is_key(leaf: Any) -> bool:
 def snapshot(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Spec]]:
     """Returns copies that outlive a donation of the leaves, sharded as they are, and what the leaves are.
 
-    On an accelerator the leaves themselves are returned: Orbax copies them to the host before they can be donated.
+    Checksums are still being computed on the devices; ``finish`` waits for them. On an accelerator the leaves themselves
+    are returned: Orbax copies them to the host before they can be donated.
     """
     for name, leaf in leaves.items():
         _check_leaf(name, leaf)
@@ -186,20 +189,17 @@ def snapshot(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Spec]
             specs[name]["impl"] = str(jax.random.key_impl(leaf))
     stored = {name: jax.random.key_data(leaf) if is_key(leaf) else leaf for name, leaf in leaves.items()}
     copies = {name: _copy(leaf) for name, leaf in stored.items()}
-    checksums = {
-        name: checksum(leaf) for name, leaf in copies.items()
-    }  # all of them under way before the first is read
-    for name, value in checksums.items():
-        specs[name]["checksum"] = as_text(value)
+    for name, leaf in copies.items():
+        specs[name]["checksum"] = checksum(leaf)
     return copies, specs
 
 
 def _copy(leaf: Any) -> Any:
     if not isinstance(leaf, jax.Array):
         return np.array(leaf)
+    device: Any = next(iter(leaf.sharding.device_set))
     # On the CPU, Orbax would write from the device's own memory, which the next step reuses.
-    on_host = all(device.platform == "cpu" for device in leaf.sharding.device_set)
-    return jnp.copy(leaf) if on_host else leaf
+    return jnp.copy(leaf) if device.platform == "cpu" else leaf
 
 
 def _check_leaf(name: str, leaf: Any) -> None:

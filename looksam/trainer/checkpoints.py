@@ -23,7 +23,6 @@ from typing import Any, Literal, TypeVar
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from etils import epath
 from orbax.checkpoint import type_handlers
 
 from looksam.trainer import checkpoint_files, checksum, distributed
@@ -230,7 +229,7 @@ class Checkpoints:
 
     def _write_arrays(self, step: int, copies: dict[str, Any], copied: threading.Event) -> None:
         filled = {name: array for name, array in copies.items() if array.size}  # Orbax refuses empty arrays
-        path = epath.Path(self._folder.unfinished_path(step) / STATE)
+        path = self._folder.unfinished_path(step) / STATE
         writes = asyncio.run(self._handler.async_save(path, args=ocp.args.PyTreeSave(filled))) if filled else []
         copied.set()
         for write in writes or ():
@@ -238,7 +237,7 @@ class Checkpoints:
 
     def _finish(self, step: int, content: dict[str, Any]) -> None:
         if distributed.is_primary():
-            self._handler.finalize(epath.Path(self._folder.unfinished_path(step) / STATE))  # one index of all shards
+            self._handler.finalize(self._folder.unfinished_path(step) / STATE)  # one index of all shards
             self._folder.finish(step, content)
             self._scores[step] = content["metrics"].get(self._best_metric)
             self._prune()
@@ -275,7 +274,7 @@ class Checkpoints:
         if filled:
             how = ocp.checkpoint_utils.construct_restore_args(filled)
             arguments = ocp.args.PyTreeRestore(item=filled, restore_args=how)
-            restored = self._handler.restore(epath.Path(self._folder.of(step) / STATE), args=arguments)
+            restored = self._handler.restore(self._folder.of(step) / STATE, args=arguments)
         return {
             name: restored[name] if target.size else checkpoint_files.empty(target) for name, target in targets.items()
         }

@@ -1,8 +1,8 @@
 """A checksum of arrays that are sharded over devices and processes, of which none need hold the whole.
 
-Each device sums hashes of its own numbers, modulo 2³², so that neither order nor sharding matters: an array has the same
-checksum on every mesh, in the host's memory, and after a checkpoint of it was written and read. A change of any one
-number always shows; the odds that several changes cancel are 2⁻⁶⁴.
+Each device sums hashes of its own numbers, modulo 2³², so that neither order nor sharding matters: an array has the
+same checksum on every mesh, in the host's memory, and after a checkpoint of it was written and read. A change of any
+one number always shows; the odds that several changes cancel are 2⁻⁶⁴.
 """
 
 import functools

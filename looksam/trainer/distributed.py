@@ -231,7 +231,7 @@ def _listen(peer: socket.socket, who: str, gone: Callable[[str], None]) -> None:
 
 
 def broadcast(array: np.ndarray) -> np.ndarray:
-    """Returns the first process's array, to the bit: as bytes, since JAX's broadcast is a sum, and −0.0 + 0.0 is 0.0."""
+    """Returns the first process's array, as bytes: JAX's broadcast is a sum, which would turn −0.0 into 0.0."""
     whole = np.ascontiguousarray(array)
     data = multihost_utils.broadcast_one_to_all(whole.reshape(-1).view(np.uint8))
     return np.asarray(data).view(array.dtype).reshape(array.shape)
@@ -266,7 +266,8 @@ class Exchange:
         """Returns the messages in the order of the processes; waits for all of them."""
         if jax.process_count() == 1:
             return [message]
-        client, index = global_state.client, jax.process_index()
+        client: Any = global_state.client
+        index = jax.process_index()
         client.key_value_set(f"{self._name}/{self._round}/{index}", message)
         messages = [
             client.blocking_key_value_get(f"{self._name}/{self._round}/{other}", DAY)
@@ -279,7 +280,7 @@ class Exchange:
 
 
 class SharedSignal:
-    """Makes processes stop at the same step: each shares its signal in every step, and all learn of it some steps later."""
+    """Makes processes stop at the same step: each shares its signal in every step, and all act on it later."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout, self._shared = layout, collections.deque[jax.Array]()
@@ -308,7 +309,7 @@ def check_same_recipe(recipe: Recipe) -> None:
 
 
 def check_shared(directory: pathlib.Path) -> None:
-    """Raises RunError, in all processes, where one of them does not see what the first one writes to the run's folder."""
+    """Raises RunError, in all processes, where one does not see what the first writes to the run's folder."""
     if jax.process_count() == 1:
         return
     token = directory / f"visible-to-all.{broadcast_json(secrets.token_hex(8))}"
@@ -321,6 +322,6 @@ def check_shared(directory: pathlib.Path) -> None:
     if blind:
         raise RunError(
             f"{directory} is not one folder for all processes: {', '.join(f'process {i}' for i in blind)} of "
-            f"{jax.process_count()} cannot see what process 0 writes there. Each process writes its part of a checkpoint; "
-            "pass all of them a --run-dir on a disk that every host sees."
+            f"{jax.process_count()} cannot see what process 0 writes there. Each process writes its part of a "
+            "checkpoint; pass all of them a --run-dir on a disk that every host sees."
         )

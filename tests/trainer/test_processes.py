@@ -20,10 +20,11 @@ import pytest
 import spread
 from PIL import Image
 
-from looksam.trainer import run
+from looksam.trainer import distributed, run
 from looksam.trainer.checkpoints import Checkpoints
 from looksam.trainer.parallel import SingleDeviceLayout
 from looksam.trainer.recipe import Recipe
+from looksam.trainer.run_directory import read_recipe
 from looksam.trainer.training import Training
 
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -82,12 +83,11 @@ def free_port() -> int:
 
 
 def training(folder: pathlib.Path, changes=((), ())) -> Pair:
-    """``looksam train`` by two processes; of the second one the folder should never be made."""
+    """``looksam train`` by two processes, in one folder."""
 
     def arguments(address, index):
-        meeting = ["--coordinator", address, "--process-count", 2, "--process-index", index]
-        run_dir = ["--run-dir", folder / ("run" if index == 0 else "none")]
-        return ["-m", "looksam.cli", *TRAIN, *meeting, *run_dir, *changes[index]]
+        config = ["--coordinator", address, "--process-count", 2, "--process-index", index]
+        return ["-m", "looksam.cli", *TRAIN, *config, "--run-dir", folder / "run", *changes[index]]
 
     return Pair(folder, arguments)
 
@@ -104,11 +104,11 @@ def logged(run_dir: pathlib.Path) -> list[dict]:
     return [{k: v for k, v in line.items() if not k.endswith(("_seconds", "_per_second"))} for line in lines]
 
 
-def arrays(run_dir: pathlib.Path, step: int | None = None):
-    """The state of a checkpoint, by default of the newest one, on the host."""
-    recipe = Recipe.from_json((run_dir / "recipe.json").read_text()).replace(mesh="data=1")
+def arrays(run_dir: pathlib.Path):
+    """The state of the newest checkpoint, on the host."""
+    recipe = read_recipe(run_dir).replace(mesh="data=1")
     with contextlib.closing(Checkpoints(run_dir / "checkpoints", keep=2, read_only=True)) as checkpoints:
-        _, state, _ = checkpoints.restore(Training(recipe).programs.abstract_state, step)
+        _, state, _ = checkpoints.restore(Training(recipe).programs.abstract_state)
     return jax.tree.map(np.asarray, state)
 
 
@@ -154,14 +154,24 @@ def cut(tmp_path_factory):
         return folder, stops, pair.ended(STARTED)
 
 
-def test_the_first_process_alone_reports_and_writes(whole):
+def test_the_first_process_alone_reports(whole):
     folder, (first, second) = whole
     assert (first.code, second.code) == (0, 0), first.errors + second.errors
     (line,) = first.output.splitlines()
     assert json.loads(line)["status"] == "finished" and json.loads(line)["step"] == LAST_STEP
     assert second.output == ""
-    assert not (folder / "none").exists()
     assert [line["step"] for line in logged(folder / "run") if line["split"] == "train"] == [*range(1, LAST_STEP + 1)]
+
+
+def test_each_process_writes_its_own_shards(whole):
+    """The first layer's kernel and its momentum are split in two: each process writes half of their bytes."""
+    folder, _ = whole
+    state = folder / "run" / "checkpoints" / str(LAST_STEP) / "state"
+    first, second = (
+        sum(path.stat().st_size for path in (state / f"ocdbt.process_{index}").rglob("*") if path.is_file())
+        for index in (0, 1)
+    )
+    assert second > 10_000 and 0.5 < first / second < 2
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -171,10 +181,10 @@ def test_a_killed_process_ends_the_other(cut, number):
     other = 1 - stop.index
     assert stop.ended[stop.index].code == -signal.SIGKILL
     assert stop.ended[other].code == 1
-    told = stop.ended[other].errors
-    assert f"looksam: process {other} of 2: " in told and "gone" in told
-    assert "Start all processes again by the same command to go on from the last checkpoint." in told
-    assert "Traceback" not in told
+    errors = stop.ended[other].errors
+    assert f"looksam: process {other} of 2: " in errors and "gone" in errors
+    assert "Start all processes again with the same command to resume from the last checkpoint." in errors
+    assert "Traceback" not in errors
     assert stop.ended[0].output == stop.ended[1].output == ""
 
 
@@ -215,14 +225,14 @@ def test_every_test_digit_counts_once(whole):
 
 
 @pytest.mark.usefixtures("as_users_run_it")
-def test_one_process_goes_on_with_a_run_of_two(whole, tmp_path):
+def test_one_process_resumes_a_run_of_two(whole, tmp_path):
     """From the checkpoint before the last, without a mesh: the same parameters, next to how far they moved."""
     folder, _ = whole
     alone = shutil.copytree(folder / "run", tmp_path / "run")
     shutil.rmtree(alone / "checkpoints" / str(LAST_STEP))
     start = arrays(alone)
     assert start.step == LAST_STEP // EVERY * EVERY
-    recipe = Recipe.from_json((alone / "recipe.json").read_text()).replace(mesh="data=1", microbatch=60)
+    recipe = read_recipe(alone).replace(mesh="data=1", microbatch=60)
     run(recipe, alone, report=lambda _: None, quiet=True)
     ours, theirs = arrays(alone), arrays(folder / "run")
     assert ours.step == LAST_STEP
@@ -239,6 +249,58 @@ def test_processes_with_other_settings_do_not_train(tmp_path):
     assert "another process has other settings than this one; start all processes" in first.errors
     assert "Traceback" not in first.errors + second.errors
     assert not (tmp_path / "run").exists()  # it may have been the first one that was wrong
+
+
+def test_a_folder_that_is_not_shared_is_refused_at_once(tmp_path):
+    with training(tmp_path, changes=((), ("--run-dir", tmp_path / "other"))) as pair:
+        first, second = pair.ended(STARTED)
+    assert (first.code, second.code) == (1, 1)
+    for errors in (first.errors, second.errors):
+        assert "is not one folder for all processes: process 1 of 2 cannot see what process 0 writes there" in errors
+        assert "Traceback" not in errors
+    assert not (tmp_path / "other").exists()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["recipe.json"]
+
+
+PEER_GONE = [
+    "UNAVAILABLE: failed to connect to all addresses",
+    "DEADLINE_EXCEEDED: Barrier timed out",
+    "INTERNAL: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:33811",
+    "ABORTED: The following tasks are unhealthy (stopped sending heartbeats)",
+    "INTERNAL: Coordination service agent is not connected",
+]
+OWN_FAULT = [
+    "INVALID_ARGUMENT: Executable expected parameter 0 of size 4 but got buffer with size 8",
+    "INTERNAL: Mosaic failed to compile a kernel",
+    "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 123 bytes",
+]
+
+
+class ExitedError(Exception):
+    """In place of the process's end."""
+
+
+@pytest.mark.parametrize("text", PEER_GONE + OWN_FAULT)
+def test_only_a_failed_collective_is_the_fault_of_another_process(monkeypatch, capsys, text):
+    """Whatever else JAX raises keeps its own message and traceback."""
+
+    def end(code):
+        raise ExitedError(code)
+
+    def computed():
+        raise jax.errors.JaxRuntimeError(text)
+
+    monkeypatch.setattr(distributed.os, "_exit", end)
+    try:
+        computed()
+    except jax.errors.JaxRuntimeError as error:
+        with pytest.raises(ExitedError, match="1"):
+            distributed._end_by(error)
+    errors = capsys.readouterr().err
+    assert text in errors
+    assert ("another process of this run has gone" in errors) == (text in PEER_GONE)
+    assert ("Start all processes again" in errors) == (text in PEER_GONE)
+    assert ("in computed" in errors) == (text in OWN_FAULT)
 
 
 @pytest.fixture(scope="module")
@@ -258,8 +320,10 @@ def pictures(tmp_path_factory):
 def found(pictures, tmp_path_factory):
     """What two processes of four devices came to."""
     script = process_worker.__file__
+    with contextlib.closing(Checkpoints(pictures / "alone", keep=1)) as checkpoints:
+        checkpoints.save(5, process_worker.numbers(5), {"n": 5})
     with Pair(
-        tmp_path_factory.mktemp("worker"), lambda *meeting: [script, *meeting, pictures], process_worker.DEVICES
+        tmp_path_factory.mktemp("worker"), lambda *config: [script, *config, pictures], process_worker.DEVICES
     ) as pair:
         ended = pair.ended(STARTED)
     assert [end.code for end in ended] == [0, 0], pair.errors()
@@ -282,6 +346,27 @@ def test_losses_and_state_are_those_of_one_device(found, alone, rule, mesh, micr
     for i, array in enumerate(jax.tree.leaves(expected.state)):
         assert found[f"{name}/{i}"].dtype == array.dtype
         np.testing.assert_allclose(found[f"{name}/{i}"].astype(float), array.astype(float), rtol=0, atol=1e-9)
+
+
+def test_both_processes_save_restore_and_fail_together(found, pictures):
+    """One of them fails to write, and a file of the newest checkpoint is damaged; see the worker."""
+    first, second = (lines.splitlines() for lines in found["checkpoints/lines"])
+    assert len(first) == len(second) == 3
+    for lines, reason in ((first, "process 1: "), (second, "")):
+        assert "the checkpoint of step 3 could not be written" in lines[0]
+        assert f"({reason}[Errno 28] No space left on device). The checkpoint of step 2 is safe" in lines[0]
+        assert "the checkpoint of step 4" in lines[1] and "ocdbt.process_1" in lines[1] and "SHA-256" in lines[1]
+        assert lines[2] == "the checkpoint of step 2 is whole and is used instead"
+    folder = pictures / "pair"
+    assert {path.name for path in folder.iterdir()} == {"2", "4", "4.damaged"}
+    with contextlib.closing(Checkpoints(folder, keep=2, read_only=True)) as checkpoints:
+        for step, meta in ((2, 2), (4, 40)):
+            expected = process_worker.numbers(step)
+            _, state, read = checkpoints.restore(expected, step)  # in one process, as NumPy arrays
+            assert read == {"n": meta}
+            assert {name: array.tobytes() for name, array in state.items()} == {
+                name: array.tobytes() for name, array in expected.items()
+            }
 
 
 def test_streamed_pictures_are_those_of_one_process(found, pictures):
