@@ -1,4 +1,4 @@
-"""A rule and an optimizer as one Optax transformation."""
+"""A rule and a base optimizer combined into one Optax transformation."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,18 +9,18 @@ from looksam.rules import Rule
 
 
 class SharpnessAwareState(NamedTuple):
-    """Carried by ``as_optimizer``."""
+    """The state of ``as_optimizer``."""
 
-    rule: Any  # state of the rule
-    base: Any  # state of the base optimizer
+    rule: Any  # the state of the rule
+    base: Any  # the state of the base optimizer
 
 
 def as_optimizer(rule: Rule, tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Wrap ``tx`` so that it steps along the rule's gradient; a drop-in for Optax's opaque SAM.
+    """Wraps ``tx`` so that it steps along the rule's gradient; a drop-in replacement for Optax's opaque SAM.
 
     ``update(updates, state, params, grad_fn=..., refresh=None)`` takes the clean gradient as ``updates``. On refresh
-    steps it calls ``grad_fn(params, 0)`` once, for the gradient of the same minibatch at other weights; on reuse
-    steps never. ``refresh`` is that of ``Rule.gradient``. Other keyword arguments go to ``tx``.
+    steps it calls ``grad_fn(params, 0)`` once, for the gradient of the same minibatch at the perturbed parameters; on
+    reuse steps never. ``refresh`` is that of ``Rule.gradient``. Other keyword arguments are passed to ``tx``.
 
     Args:
       rule: any of looksam's rules.
@@ -35,8 +35,8 @@ def as_optimizer(rule: Rule, tx: optax.GradientTransformation) -> optax.Gradient
       >>> print(optax.apply_updates(params, updates))  # w - 0.1 * 2 (w + 0.5 g/‖g‖)
       [2.34 3.12]
 
-    Differs from ``optax.contrib.sam(..., opaque_mode=True)``: a zero gradient gives no NaN, and there is no axis name,
-    since under ``jit`` over global arrays the gradients are global already.
+    This differs from ``optax.contrib.sam(..., opaque_mode=True)``: a zero gradient gives no NaN, and there is no axis
+    name, since under ``jit`` over global arrays the gradients are global already.
     """
     base = optax.with_extra_args_support(tx)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import RULES
+from problems import RULES, build
 
 import looksam
 
@@ -54,7 +54,7 @@ def test_alpha_of_one_and_rho_of_zero_are_fine():
 
 @pytest.mark.parametrize("name", RULES)
 def test_leaves_that_are_not_floats(name):
-    rule = RULES[name][0]()
+    rule = build(name)
     for bad in (jnp.arange(3), jnp.ones(2, complex)):
         params = {"layer": {"kernel": jnp.ones(2), "step": bad}}
         with pytest.raises(TypeError, match=f"'layer/step' has dtype {bad.dtype}.*cast"):
@@ -93,7 +93,7 @@ def test_state_of_another_rule():
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_traced_or_odd_refresh(name):
-    rule = RULES[name][0]()
+    rule = build(name)
 
     @jax.jit
     def step(refresh):

@@ -9,13 +9,13 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from problems import LAYER_RULES, LOOK_RULES, RULES, make_problem
+from problems import EVERY_RULE, LAYER_RULES, LOOK_RULES, PERIODIC_RULES, RULES, SETTINGS, build, make_problem
 
 import looksam
 
 every_rule = pytest.mark.parametrize("name", RULES)
 look_rule = pytest.mark.parametrize("name", LOOK_RULES)
-PERIOD = 3  # k of the rules in RULES
+PERIOD = SETTINGS["k"]
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +23,8 @@ def problem():
     return make_problem()
 
 
-def build(name, **options):
-    return RULES[name][0](**options)
-
-
 def with_rho(name, rho):
-    k = {"k": PERIOD} if name not in ("sam", "layer_sam") else {}
-    return getattr(looksam, name)(rho, **k)
+    return build(name, rho=rho)
 
 
 def trees_equal(a, b):
@@ -75,9 +70,9 @@ def test_zero_rho_is_the_base_optimizer(name, problem):
     trees_close(params, base, 1e-13)
 
 
-@pytest.mark.parametrize(("name", "plain"), [("sam_k", "sam"), ("look_sam", "sam"), ("look_layer_sam", "layer_sam")])
+@pytest.mark.parametrize(("name", "plain"), [(m.name, m.every_step) for m in EVERY_RULE if m.has_period])
 def test_period_one_is_the_very_program_of_sam(name, plain, problem):
-    ours, sam = getattr(looksam, name)(0.1, k=1), getattr(looksam, plain)(0.1)
+    ours, sam = build(name, k=1), build(plain)
     trees_equal(run(ours, problem, 4), run(sam, problem, 4))
 
     def program(rule):
@@ -129,7 +124,7 @@ def test_gradient_evaluations_are_counted_and_nothing_recompiles(name, form, pro
         calls.clear()
         if i == PERIOD - 1:
             programs = step._cache_size()
-    always = name in ("sam", "layer_sam")
+    always = name not in PERIODIC_RULES
     assert per_step == [2 if always or i % PERIOD == 0 else 1 for i in range(3 * PERIOD)]
     assert step._cache_size() == programs == (2 if form == "static" and not always else 1)
 
@@ -198,14 +193,14 @@ def test_store_dtype_halves_the_kept_memory(name, problem):
     np.testing.assert_allclose(state.g_v_norm, kept_norm, rtol=1e-14)  # of what is kept, not of what was rounded
 
 
-@pytest.mark.parametrize("name", ["sam", "sam_k", "layer_sam"])
+@pytest.mark.parametrize("name", [name for name in RULES if name not in LOOK_RULES])
 def test_rules_that_reuse_nothing_keep_nothing(name, problem):
     assert [x.shape for x in jax.tree.leaves(build(name).init(problem.params))] == [()]
 
 
 @every_rule
 def test_vmap_over_rho_and_weights(name, problem):
-    """A sweep: each lane equals its own run."""
+    """A sweep: each vmapped run equals the same run alone."""
     radii = jnp.array([0.05, 0.2])
     weights = jax.tree.map(lambda x: jnp.stack([x, 1.5 * x]), problem.params)
 
@@ -213,20 +208,20 @@ def test_vmap_over_rho_and_weights(name, problem):
     def step(rho, params, state, refresh):
         value_and_grad = jax.value_and_grad(problem.loss)
 
-        def lane(rho, params, state):
+        def one(rho, params, state):
             return with_rho(name, rho).gradient(value_and_grad, params, state, refresh=refresh)[1:3]
 
-        return jax.vmap(lane)(rho, params, state)
+        return jax.vmap(one)(rho, params, state)
 
     state = jax.vmap(with_rho(name, 0.1).init)(weights)
     for refresh in (None, False):
         grads, state = step(radii, weights, state, refresh)
-    for lane in range(2):
-        rule, params = with_rho(name, float(radii[lane])), jax.tree.map(lambda x: x[lane], weights)  # noqa: B023
+    for i in range(2):
+        rule, params = with_rho(name, float(radii[i])), jax.tree.map(lambda x: x[i], weights)  # noqa: B023
         alone = rule.init(params)
         for refresh in (True, False):
             _, expected, alone, _ = rule.gradient(jax.value_and_grad(problem.loss), params, alone, refresh=refresh)
-        trees_close(jax.tree.map(lambda x: x[lane], grads), expected, 1e-12)  # noqa: B023
+        trees_close(jax.tree.map(lambda x: x[i], grads), expected, 1e-12)  # noqa: B023
 
 
 @every_rule
@@ -286,13 +281,12 @@ def test_state_survives_serialisation_in_mid_cycle(name, problem):
 def test_schedules_see_the_rules_own_count(name, problem):
     rho = lambda count: 0.2 - 0.02 * jnp.asarray(count, float)
     options = {"alpha": lambda count: 0.1 * jnp.asarray(count, float)} if name in LOOK_RULES else {}
-    k = {"k": PERIOD} if name not in ("sam", "layer_sam") else {}
-    scheduled = getattr(looksam, name)(rho, **options, **k)
+    scheduled = build(name, rho=rho, **options)
     _, _, outputs = run(scheduled, problem, 6)
     w, state, value_and_grad = problem.params, scheduled.init(problem.params), jax.value_and_grad(problem.loss)
     for i, (_, grads, _) in enumerate(outputs):
         fixed = {"alpha": 0.1 * i} if name in LOOK_RULES else {}
-        constant = getattr(looksam, name)(float(rho(i)), **fixed, **k)
+        constant = build(name, rho=float(rho(i)), **fixed)
         _, expected, state, _ = constant.gradient(value_and_grad, w, state, refresh=constant.refreshes(i))
         trees_close(grads, expected, 1e-12)
         w = jax.tree.map(lambda x, g: x - 0.05 * g, w, expected)
@@ -328,8 +322,8 @@ def test_layer_rules_ignore_the_scale_of_the_loss(name):
     for size in (1.0, 1e-17, 1e17):
         g = jax.tree.map(lambda x: jnp.full_like(x, size), params)  # noqa: B023
         rule.transform(g, lambda w, g=g: seen.append(w) or g, params, rule.init(params), refresh=True)
-    for neighbour in seen[1:]:
-        trees_close(neighbour, seen[0], 1e-6)
+    for perturbed in seen[1:]:
+        trees_close(perturbed, seen[0], 1e-6)
     moved = {key: float(jnp.linalg.norm(seen[0][key] - params[key])) for key in params}
     whole = np.sqrt(1 + 4 + 0.25)
     np.testing.assert_allclose(moved["a"], 0.1 * np.sqrt(5) / whole, rtol=1e-5)

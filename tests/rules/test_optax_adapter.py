@@ -5,7 +5,7 @@ import functools
 import jax
 import optax
 import pytest
-from problems import RULES, make_problem
+from problems import RULES, build, make_problem
 from test_conformance import trees_close, trees_equal
 
 import looksam
@@ -16,7 +16,7 @@ every_rule = pytest.mark.parametrize("name", RULES)
 @every_rule
 @pytest.mark.parametrize("static", [False, True])
 def test_equals_rule_and_optimizer_by_hand(name, static):
-    problem, rule = make_problem(), RULES[name][0]()
+    problem, rule = make_problem(), build(name)
     base = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.05, momentum=0.9))
     tx, grad = looksam.as_optimizer(rule, base), jax.grad(problem.loss)
 
@@ -42,7 +42,7 @@ def test_equals_rule_and_optimizer_by_hand(name, static):
 
 @every_rule
 def test_grad_fn_is_called_once_on_refresh_and_never_on_reuse(name):
-    problem, rule = make_problem(), RULES[name][0]()
+    problem, rule = make_problem(), build(name)
     tx, calls = looksam.as_optimizer(rule, optax.sgd(0.1)), []
 
     def grad_fn(params, index):

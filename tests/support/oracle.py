@@ -1,6 +1,7 @@
-"""The rules and three optimizers in plain NumPy float64, from the formulas, one flat vector at a time.
+"""References of the rules and of three optimizers, in plain NumPy float64, written from the formulas.
 
-Nothing here comes from looksam or Optax: this is what they are judged by.
+All parameters are one flat vector. Nothing here comes from looksam or Optax, which are tested against it. A new rule
+needs an entry in ``REFERENCES``: ``RuleOracle`` if its settings are enough, or else a subclass with its own formula.
 """
 
 import math
@@ -13,18 +14,19 @@ EPS = np.finfo(np.float64).eps
 
 @dataclass
 class RuleOracle:
-    """ρ, α, k, p and the ball; ``layers`` are slices of the flat vector (None: the global ball)."""
+    """A rule with its state, stepped one minibatch at a time."""
 
     rho: float
     k: int = 1
     alpha: float | None = None  # None: the plain gradient between refreshes
     p: float = 2.0
-    scaling: str | None = None
-    layers: list = field(default_factory=list)
+    scaling: str | None = None  # None: the global perturbation
+    layers: list = field(default_factory=list)  # slices of the flat vector, for layer-wise perturbations
     count: int = 0
     g_v: np.ndarray | None = None
 
     def epsilon(self, g, w):
+        """The perturbation."""
         q = 1.0 if math.isinf(self.p) else self.p / (self.p - 1)
         one_over_p = 0.0 if math.isinf(self.p) else 1 / self.p
         if self.scaling is None:
@@ -43,26 +45,39 @@ class RuleOracle:
         size_u = np.max(np.abs(u), initial=0.0) if math.isinf(self.p) else np.sum(np.abs(u) ** self.p) ** one_over_p
         return self.rho * u / size_u if size_u > 0 else np.zeros_like(u)
 
+    def refreshed(self, g, g_s):
+        """The gradient that a refresh returns; keeps g_v."""
+        g_v = g_s - (g @ g_s) / (g @ g) * g if g @ g > 0 else np.zeros_like(g)
+        if math.sqrt(g_v @ g_v) <= 16 * EPS * math.sqrt(g_s @ g_s):
+            g_v = np.zeros_like(g_v)
+        self.g_v = g_v
+        return g_s
+
+    def reused(self, g):
+        """The gradient that the steps between two refreshes return."""
+        if self.alpha is None or not np.any(self.g_v):
+            return g
+        return g + self.alpha * math.sqrt(g @ g) / math.sqrt(self.g_v @ self.g_v) * self.g_v
+
     def step(self, gradient, w):
-        """The gradient the optimizer sees, and what the step's info should say."""
+        """The gradient that the optimizer sees, and the expected info of the step."""
         g, refresh = gradient(w), self.count % self.k == 0
         self.count += 1
+        returned = self.refreshed(g, gradient(w + self.epsilon(g, w))) if refresh else self.reused(g)
         norm_g = math.sqrt(g @ g)
-        if refresh:
-            g_s = gradient(w + self.epsilon(g, w))
-            g_v = g_s - (g @ g_s) / (g @ g) * g if norm_g > 0 else np.zeros_like(g)
-            if math.sqrt(g_v @ g_v) <= 16 * EPS * math.sqrt(g_s @ g_s):
-                g_v = np.zeros_like(g_v)
-            self.g_v = g_v
-            returned = g_s
-        elif self.alpha is not None and np.any(self.g_v):
-            returned = g + self.alpha * norm_g / math.sqrt(self.g_v @ self.g_v) * self.g_v
-        else:
-            returned = g
         norm_v = math.sqrt(self.g_v @ self.g_v) if refresh or self.alpha is not None else 0.0
         norm = math.sqrt(returned @ returned)
         cosine = 1.0 if norm_g == 0 else (g @ returned) / norm_g / norm if norm > 0 else 0.0
         return returned, (norm_g, norm, norm_v, cosine, refresh)
+
+
+REFERENCES = {  # by the name of the rule
+    "sam": RuleOracle,
+    "sam_k": RuleOracle,
+    "look_sam": RuleOracle,
+    "layer_sam": RuleOracle,
+    "look_layer_sam": RuleOracle,
+}
 
 
 def power(g, q):
@@ -75,7 +90,7 @@ def denominator(g, q, one_over_p):
 
 
 class SGDM:
-    """Heavy-ball momentum 0.9."""
+    """SGD with heavy-ball momentum 0.9."""
 
     def __init__(self, learning_rate):
         self.learning_rate, self.velocity = learning_rate, 0.0
@@ -86,7 +101,7 @@ class SGDM:
 
 
 class Adam:
-    """Adam's direction with bias correction; the base of the two below."""
+    """Adam's direction with bias correction, the base of AdamW and LAMB."""
 
     def __init__(self, learning_rate, epsilon, decay):
         self.learning_rate, self.epsilon, self.decay = learning_rate, epsilon, decay
@@ -114,7 +129,7 @@ class LAMB(Adam):
 
     def step(self, w, g, leaves):
         direction, w = self.direction(w, g), w.copy()
-        for leaf in leaves:  # one trust ratio a tensor, 1 where either norm is 0
+        for leaf in leaves:  # one trust ratio per tensor, 1 where either norm is 0
             size_w, size_d = np.linalg.norm(w[leaf]), np.linalg.norm(direction[leaf])
             trust = size_w / size_d if size_w > 0 and size_d > 0 else 1.0
             w[leaf] = w[leaf] - self.learning_rate * trust * direction[leaf]

@@ -1,14 +1,41 @@
-"""A small smooth problem on an awkward pytree, once for JAX and once for NumPy."""
+"""All rules with the settings of the tests, and a small smooth problem on an awkward pytree for JAX and for NumPy."""
 
+import functools
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from oracle import LAMB, SGDM, AdamW
+from oracle import LAMB, REFERENCES, SGDM, AdamW
 
 import looksam
+from looksam.methods import METHODS
+
+SETTINGS = {"rho": 0.1, "k": 3, "alpha": 0.7, "scaling": "normalized"}  # p keeps its default
+EVERY_RULE = tuple(method for method in METHODS.values() if method.is_rule)
+
+# name: (factory with these settings, the settings that it takes); the suites run over all of them
+RULES = {
+    method.name: (functools.partial(getattr(looksam, method.name), **settings), settings)
+    for method in EVERY_RULE
+    for settings in [{name: SETTINGS[name] for name in method.settings if name in SETTINGS}]
+}
+PERIODIC_RULES = tuple(method.name for method in EVERY_RULE if method.has_period)
+LOOK_RULES = tuple(method.name for method in EVERY_RULE if "alpha" in method.settings)
+LAYER_RULES = tuple(method.name for method in EVERY_RULE if "scaling" in method.settings)
+P_RULES = tuple(method.name for method in EVERY_RULE if "p" in method.settings)
+
+
+def build(name, **options):
+    """The rule with the settings of the tests, some replaced."""
+    return RULES[name][0](**options)
+
+
+def reference(name, **options):
+    """The NumPy reference of the same rule."""
+    return REFERENCES[name](**(RULES[name][1] | options))
+
 
 AWKWARD = {  # a scalar, an empty leaf, a leaf the loss does not see, and one that starts at zero
     "matrix": (3, 2),
@@ -23,19 +50,6 @@ OPTIMIZERS = {
     "adamw": (lambda rate: optax.adamw(rate, weight_decay=0.01), AdamW),
     "lamb": (lambda rate: optax.lamb(rate, weight_decay=0.01), LAMB),
 }
-
-RULES = {  # name: (rule, what the oracle needs to know); the suite runs over all of them
-    "sam": (lambda **kw: looksam.sam(0.1, **kw), {"rho": 0.1}),
-    "sam_k": (lambda **kw: looksam.sam_k(0.1, k=3, **kw), {"rho": 0.1, "k": 3}),
-    "look_sam": (lambda **kw: looksam.look_sam(0.1, 0.7, k=3, **kw), {"rho": 0.1, "k": 3, "alpha": 0.7}),
-    "layer_sam": (lambda **kw: looksam.layer_sam(0.1, **kw), {"rho": 0.1, "scaling": "normalized"}),
-    "look_layer_sam": (
-        lambda **kw: looksam.look_layer_sam(0.1, 0.7, k=3, **kw),
-        {"rho": 0.1, "k": 3, "alpha": 0.7, "scaling": "normalized"},
-    ),
-}
-LOOK_RULES = ("look_sam", "look_layer_sam")
-LAYER_RULES = ("layer_sam", "look_layer_sam")
 
 
 @dataclass(frozen=True)
