@@ -112,7 +112,7 @@ def test_norms_of_narrow_gradients_do_not_saturate(name):
 
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "channels_last", "sliced"])
 def test_sums_over_long_tensors_are_exact(layout):
-    """Three million entries in float32; PyTorch's own norm of them is 1e-4 wrong on a CPU."""
+    """Three million entries in float32; PyTorch's own norm has an error of 1e-4 on a CPU."""
     random = torch.Generator().manual_seed(0)
     x, y = (torch.rand(24, 36, 60, 61, generator=random) for _ in range(2))
     views = {
@@ -144,7 +144,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 @pytest.mark.parametrize("y_dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("x_dtype", FLOATS, ids=str)
 def test_sums_are_computed_wide_and_rounded_once(x_dtype, y_dtype):
-    """Also where all tensors are narrow, which PyTorch alone would add up in their own dtype."""
+    """The result is exact also where all tensors are narrow, for which PyTorch alone would compute in their own dtype."""
     random = torch.Generator().manual_seed(0)
     shapes = ((), (7,), (3, 5), (0,), (tensors.CACHED + 1,))
     xs, ys = ([torch.randn(shape, generator=random).to(dtype) for shape in shapes] for dtype in (x_dtype, y_dtype))
@@ -229,7 +229,7 @@ def test_copies_and_pickles_resume_alike(name):
 
 @every_rule
 def test_schedules_see_the_rules_own_count(name):
-    """A function of the step gives what a number set by hand before each step gives."""
+    """A function of the step count gives the same as a number set by hand before each step."""
     rho, alpha = (lambda count: 0.2 - 0.02 * count), (lambda count: 0.1 * count)
     scheduled, by_hand = torch_problem(), torch_problem()
     options = {"alpha": alpha} if name in LOOK_RULES else {}
@@ -255,7 +255,7 @@ def test_a_base_with_a_rho_or_alpha_of_its_own(name):
 
 
 class NoSync(TorchDispatchMode):
-    """Raises where Python would read a tensor's value, which on an accelerator waits for it."""
+    """Fails if Python reads a tensor's value, which on an accelerator waits for the device."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
@@ -266,7 +266,7 @@ class NoSync(TorchDispatchMode):
 @every_rule
 @pytest.mark.parametrize("p", [2.0, 3.0])
 def test_no_step_waits_for_the_device(name, p, monkeypatch):
-    """The way taken on accelerators: the same result, and no value read."""
+    """The path for accelerators gives the same result and reads no value."""
     plain = torch_problem(seed=3)
     expected = run(plain, build(name, sgd(plain.params.values()), p=p), PERIOD + 1)
     monkeypatch.setattr(tensors, "on_host", lambda x: False)

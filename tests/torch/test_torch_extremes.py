@@ -13,7 +13,7 @@ look_rule = pytest.mark.parametrize("name", LOOK_RULES)
 
 @pytest.fixture(params=["host", "device"], autouse=True)
 def where_conditions_are_decided(request, monkeypatch):
-    """Both ways: by Python, as on a CPU, and by tensors, as on an accelerator."""
+    """Runs each test twice: conditions decided by Python, as on a CPU, and by tensors, as on an accelerator."""
     if request.param == "device":
         monkeypatch.setattr(tensors, "on_host", lambda x: False)
 
@@ -27,14 +27,14 @@ ZERO = as_tensors([0.0, 0.0], [0.0])
 
 
 class Still(torch.optim.SGD):
-    """Looks at the gradients and does nothing; 0 times infinity would be a NaN."""
+    """An optimizer that does nothing; a learning rate of 0 times infinity would be a NaN."""
 
     def step(self, closure=None):
         pass
 
 
 class Stage:
-    """Two parameters, whose gradients are given; every second gradient on request."""
+    """Two parameters with given gradients, for refresh and reuse steps on request."""
 
     def __init__(self, name, params=([1.0, -2.0], [0.5]), dtype=torch.float64, **options):
         self.params = [torch.nn.Parameter(x) for x in as_tensors(*params, dtype=dtype)]
@@ -157,7 +157,7 @@ def test_a_g_v_too_large_for_its_store_is_dropped(name):
 
 @every_rule
 def test_a_parameter_without_a_gradient_counts_as_zero(name):
-    """In either pass; and the weights come back all the same."""
+    """It does so in either pass, and the weights are put back all the same."""
     zero = torch.zeros(1, dtype=torch.float64)
     for g, g_s in (([G[0], None], G_S), (G, [G_S[0], None])):
         explicit, stage = Stage(name), Stage(name)
@@ -181,7 +181,7 @@ def test_a_parameter_that_is_never_seen_stays_without_a_gradient(name):
 
 @look_rule
 def test_a_g_v_of_the_last_refresh_only(name):
-    """A parameter that had a g_v and is not seen at the next refresh has none any more."""
+    """A parameter that had a g_v and gets no gradient at the next refresh has no g_v any more."""
     stage = Stage(name)
     stage.refresh(G, G_S)
     stage.refresh([G[0], None], [G_S[0], None])

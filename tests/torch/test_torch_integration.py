@@ -1,4 +1,4 @@
-"""The wrapper among PyTorch's own parts, and the package as a user without JAX meets it."""
+"""The wrapper together with PyTorch's schedulers, hooks and groups, and the package without JAX or without PyTorch."""
 
 import subprocess
 import sys
@@ -78,7 +78,7 @@ SCHEDULERS = {
 @pytest.mark.parametrize("on", ["wrapper", "base"])
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_learning_rate_schedulers(scheduler, on):
-    """Built on either, the base sees the rates it would have without the wrapper; warnings are errors here."""
+    """Built on either optimizer, the base gets the rates it would get without the wrapper; warnings are errors here."""
     ours, plain = torch_problem(), torch_problem()
     base, other = (torch.optim.SGD(problem.params.values(), lr=0.05, momentum=0.9) for problem in (ours, plain))
     opt = build("look_sam", base)
@@ -112,7 +112,7 @@ def test_hooks():
 
 
 def test_a_group_added_in_mid_training_is_trained_by_the_same_rule():
-    """From the next refresh on it is as if it had been there."""
+    """From the next refresh on, the result is as if the group had always been there."""
     ours, whole = torch_problem(), torch_problem()
     first, rest = list(ours.params.values())[:2], list(ours.params.values())[2:]
     for p in rest:

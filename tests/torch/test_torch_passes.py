@@ -143,7 +143,7 @@ def test_calls_out_of_order():
 
 
 def test_the_phases_of_a_step():
-    """With a closure, and without one."""
+    """The phases of a refresh and a reuse step with a closure, and of a step without one."""
     ours, phases = torch_problem(), []
     opt = build("look_sam", sgd(ours.params.values()))
     current = opt._passes.step
@@ -205,7 +205,7 @@ def test_zero_grad_after_the_second_pass_discards_it():
 
 
 def test_gradients_left_over_do_not_pile_up():
-    """A closure that forgets zero_grad."""
+    """A closure may forget zero_grad."""
     ours, careful = torch_problem(), torch_problem()
     opt, other = (build("look_sam", sgd(problem.params.values())) for problem in (ours, careful))
     for _ in range(PERIOD + 1):

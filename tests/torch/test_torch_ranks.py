@@ -58,7 +58,7 @@ def identical(ours, other):
 @every_rule
 @pytest.mark.parametrize("kind", ["ddp", "views"])
 def test_data_parallel_equals_one_process(results, name, kind):
-    """``views``: gradients that share memory with DDP's buckets."""
+    """With ``views``, gradients share memory with DDP's buckets."""
     agree(results[0][kind, name]["steps"], one_process(name))
     identical(results[0][kind, name]["steps"], results[1][kind, name]["steps"])
 
@@ -162,7 +162,7 @@ def test_one_perturbation_per_rank_is_m_sharpness(results, name, kind):
 
 @every_rule
 def test_one_perturbation_per_rank_skips_the_first_synchronisation(results, name):
-    """DDP's own buckets: one pass on every step, whatever the rule; with a global ε, two on refresh steps."""
+    """DDP reduces its buckets once on every step, whatever the rule; with a global ε, twice on refresh steps."""
     assert results[0]["rank", name]["buckets"] == [1] * STEPS
     assert results[0]["ddp", name]["buckets"] == [1 + refreshes(name, i) for i in range(STEPS)]
 

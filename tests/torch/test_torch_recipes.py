@@ -1,4 +1,4 @@
-"""The recipes of docs/pytorch.md, run as they stand there, against a plain loop over the same batches."""
+"""The recipes of docs/pytorch.md, run as printed there, compared with a plain loop over the same batches."""
 
 import pathlib
 import re
@@ -24,7 +24,7 @@ def recipe(heading):
 
 
 class Net(nn.Module):
-    """With dropout and batch normalisation; remembers the batches and the masks of its passes."""
+    """A network with dropout and batch normalisation, which records the batches and masks of its passes."""
 
     def __init__(self, masks=None):
         super().__init__()
@@ -40,7 +40,7 @@ class Net(nn.Module):
 
 
 def run(code, net, **names):
-    """Execute a recipe; what it defined."""
+    """Executes a recipe, and returns the names it defined."""
     space = {
         "torch": torch,
         "LookSAM": LookSAM,
@@ -59,7 +59,7 @@ def optimizer(net):
 
 
 def check(net, schedule=False):
-    """Passes in pairs where they should be, with one mask; and the weights of a plain loop over these batches."""
+    """Checks where second passes come, that they use the same mask, and that a plain loop gives these weights."""
     assert len(net.seen) == PASSES
     clean = [entry for i, entry in enumerate(net.seen) if i not in (1, 7)]
     for i in (0, 6):

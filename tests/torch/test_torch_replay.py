@@ -12,7 +12,7 @@ from looksam.torch import SAM, LookSAM
 
 
 class Noise(nn.Module):
-    """Randomness of PyTorch, Python and NumPy."""
+    """A layer that draws from PyTorch, Python and NumPy."""
 
     def forward(self, x):
         x = nn.functional.dropout(x, 0.4, self.training)
@@ -31,7 +31,7 @@ def two_phase(model, opt):
 @pytest.mark.parametrize("form", ["closure", "two-phase"])
 @pytest.mark.parametrize("name", LOOK_RULES)
 def test_both_passes_draw_the_same(name, form):
-    """With ρ = 0 both gradients are one, so that g_v is 0 to the bit; and the step draws as often as one pass does."""
+    """With ρ = 0 both gradients are equal, so that g_v is exactly 0; and a step draws as often as one pass does."""
     model = network(Noise())
     opt = build(name, sgd(model.parameters()), rho=0.0)
     for _ in range(PERIOD + 1):
@@ -49,7 +49,7 @@ def test_both_passes_draw_the_same(name, form):
 
 
 class Memory(nn.Module):
-    """Keeps a mean of what it saw, and uses it: the second pass must not see the clean pass's update."""
+    """A layer that keeps and uses a running mean: the second pass must not see the clean pass's update."""
 
     def __init__(self):
         super().__init__()
@@ -90,7 +90,7 @@ def test_buffers_come_from_the_clean_pass(layer, form):
 
 
 def test_buffers_are_left_alone_where_no_model_is_passed():
-    """What the tests above would see if nothing were done."""
+    """Without a model nothing is restored; the tests above would notice."""
     model, once = network(nn.BatchNorm1d(8)), network(nn.BatchNorm1d(8))
     opt = SAM(sgd(model.parameters()), rho=0.3)
     opt.step(closure_for(model, opt))

@@ -13,7 +13,7 @@ def scaler(**options):
 
 
 def closure_for(ours, opt, scaler, spoil=(), calls=None):
-    """Scaled passes; those whose number is in ``spoil`` overflow."""
+    """Returns a closure with a scaled loss; the passes whose number is in ``spoil`` overflow."""
     calls = [] if calls is None else calls
 
     def closure():
