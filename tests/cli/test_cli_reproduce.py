@@ -8,8 +8,8 @@ import re
 import pytest
 
 import looksam.trainer.loop
-import looksam.trainer.plan.run
-import looksam.trainer.plan.table
+import looksam.trainer.plan.build
+import looksam.trainer.plan.terminal
 import looksam.trainer.recipes
 from looksam.cli import main
 from looksam.cli.reproduce import IDS
@@ -146,8 +146,8 @@ def test_a_plan_of_full_scale(cli, monkeypatch):
         asked.append((recipe, chip.name))
         return {}
 
-    monkeypatch.setattr(looksam.trainer.plan.run, "make_plan", make_plan)
-    monkeypatch.setattr(looksam.trainer.plan.table, "as_text", lambda label, result: f"plan of {label}")
+    monkeypatch.setattr(looksam.trainer.plan.build, "make_plan", make_plan)
+    monkeypatch.setattr(looksam.trainer.plan.terminal, "as_text", lambda label, result: f"plan of {label}")
     code, out, err = cli("alpha", "bound", "--scale", "full", "--dry-run", "--mesh", "data=2", "--microbatch", "64")
     assert code == 0 and "bound has no full scale" in err
     assert out.startswith("alpha: 6 recipes at full scale\n  vit_b16-lamb-16384-look_layer_sam-alpha-0.5\n")
