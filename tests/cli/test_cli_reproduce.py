@@ -141,7 +141,7 @@ def test_one_plan_for_each_model_batch_and_augmentation():
 def test_a_plan_of_full_scale(cli, monkeypatch):
     asked = []
 
-    def make_plan(recipe, chip, utilisation, say):
+    def make_plan(recipe, chip, utilisation, notify):
         asked.append((recipe, chip.name))
         return {}
 

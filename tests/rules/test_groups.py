@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hlo_collectives import collectives
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from problems import LOOK_RULES, RULES, build, reference
 
 import looksam
-from looksam.trainer.plan.collectives import collectives
 
 ROWS, FEATURES, WIDTH = 24, 6, 5
 SIZE = FEATURES * WIDTH + WIDTH

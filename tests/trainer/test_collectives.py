@@ -1,14 +1,17 @@
-"""What a sharded step sends, read from its compiled program: the least that the mathematics needs."""
+"""What a sharded step sends, in its compiled program: the least that the mathematics needs, and what a plan counts."""
 
+import collections
 import functools
 
 import jax
 import pytest
+from hlo_collectives import collectives
 
 from looksam.trainer.parallel import make_layout
-from looksam.trainer.plan.collectives import Collective, collectives
+from looksam.trainer.plan.flops import count
+from looksam.trainer.plan.program import SCALAR_BYTES, Collective
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.training import compile_step
+from looksam.trainer.training import FAST_COMPILE, trace_step
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
@@ -30,11 +33,50 @@ PARAMETERS = (3 * 64 + 1) * 32 + 16 * 32 + (12 * 32**2 + 13 * 32) + 2 * 32 + (32
 
 
 @functools.cache
-def sent(refresh: bool, **settings) -> tuple[Collective, ...]:
-    """The collectives of a step of the ViT; those of norms, losses and flags left out."""
+def programs(refresh: bool, **settings) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
+    """The collectives of a step of the ViT, from the compiled program and from the jaxpr."""
     recipe = VIT.replace(**settings)
-    program = compile_step(recipe, make_layout(recipe.mesh_sizes()), refresh)
-    return tuple(c for c in collectives(program.as_text()) if not c.is_scalar)
+    layout = make_layout(recipe.mesh_sizes())
+    traced = trace_step(recipe, layout, refresh)
+    compiled = traced.lower().compile(compiler_options=FAST_COMPILE)
+    return tuple(collectives(compiled.as_text())), count(traced.jaxpr, layout.devices).collectives
+
+
+def sent(refresh: bool, **settings) -> tuple[Collective, ...]:
+    """The collectives of the compiled program; those of norms, losses and flags left out."""
+    return tuple(c for c in programs(refresh, **settings)[0] if not c.is_scalar)
+
+
+MESHES = (
+    (True, {"mesh": "data=8", "microbatch": 16}),
+    (False, {"mesh": "data=8", "microbatch": None}),
+    (True, {"mesh": "data=8", "groups": "device", "microbatch": 32}),
+    (True, {"mesh": "fsdp=8", "microbatch": 16}),
+    (False, {"mesh": "data=2,fsdp=4", "microbatch": 16}),
+)
+
+
+@pytest.mark.parametrize(("refresh", "settings"), MESHES)
+def test_a_plan_counts_what_the_compiled_program_sends(refresh, settings):
+    """Number, kind, devices, loops and bytes agree: on a data mesh exactly, and with fsdp but for norms.
+
+    The norm of an array that is split over fsdp is a sum over devices, which the compiler adds: all-reduces of scalars
+    (some go along with those of gradients), and all-gathers of a partial sum for each device and row.
+    """
+    compiled, counted = (collections.Counter(map(facts, found)) for found in programs(refresh, **settings))
+    if "fsdp" not in settings["mesh"]:
+        assert counted == compiled
+    added, missing = (list(rest.elements()) for rest in (compiled - counted, counted - compiled))
+    scalars = [f for f in added if f[0] == "all-reduce" and f[2] < SCALAR_BYTES]
+    sums = [f for f in added if f[0] == "all-gather" and f[1] <= 4 * 8 * VIT.width]
+    with_scalars = [f for f in added if f not in scalars and f not in sums]
+    assert len(with_scalars) == len(missing)
+    for ours, theirs in zip(sorted(missing), sorted(with_scalars), strict=True):
+        assert ours[0] == "all-reduce" and ours[2:] == theirs[2:] and 0 < theirs[1] - ours[1] < SCALAR_BYTES
+
+
+def facts(c: Collective) -> tuple:
+    return c.kind, c.bytes, c.largest, c.group_size, c.trips, len(c.loops), c.conditional
 
 
 @pytest.mark.parametrize("microbatch", [None, 16])
@@ -49,7 +91,7 @@ def test_a_data_mesh_reduces_each_gradient_once(refresh, microbatch):
 
 
 def test_groups_on_devices_reduce_both_gradients_once():
-    """m-sharpness climbs without a word to the others; g and g_s are reduced for g_v, together or one by one."""
+    """m-sharpness perturbs without communication; g and g_s are reduced for g_v, together or one by one."""
     found = sent(True, mesh="data=8", groups="device", microbatch=32)
     assert {c.kind for c in found} == {"all-reduce"} and all(c.loops == () for c in found)
     assert 8 * PARAMETERS <= sum(c.bytes for c in found) <= 8 * PARAMETERS + 64
@@ -58,10 +100,10 @@ def test_groups_on_devices_reduce_both_gradients_once():
 @pytest.mark.parametrize(
     ("refresh", "mesh", "microbatch"), [(True, "fsdp=8", None), (True, "fsdp=8", 16), (False, "data=2,fsdp=4", 16)]
 )
-def test_fsdp_gathers_and_scatters_the_parameters_once_a_gradient(refresh, mesh, microbatch):
+def test_fsdp_gathers_and_scatters_the_parameters_once_per_gradient(refresh, mesh, microbatch):
     """In all at most what is ideal, two gathers (forward and backward) and one scatter for each gradient.
 
-    The parameters are gathered once a gradient, for both passes and all micro-batches. Those too small to be cut, and
+    The parameters are gathered once per gradient, for both passes and all micro-batches. Those too small to be cut, and
     the parts on a second axis, are all-reduced. The rest is row sums of norms: under a hundredth of the parameters.
     """
     gradients, found = 1 + refresh, sent(refresh, mesh=mesh, microbatch=microbatch)

@@ -31,18 +31,18 @@ from looksam.trainer.plan.program import Collective, Cost, Memory
 # nothing new is taken for free.
 _NAMES = """
 abs acos acosh add add_any and approx_top_k argmax argmin asin asinh atan atan2 atanh axis_index bessel_i0e bessel_i1e
-bitcast_convert_type broadcast_in_dim cbrt ceil clamp clz complex concatenate conj convert_element_type copy copy_p
-cos cosh cumlogsumexp cummax cummin cumprod cumsum device_put digamma div dynamic_slice dynamic_update_slice empty
-empty2 eq eq_to erf erf_inv erfc exp exp2 expm1 floor gather ge gt igamma igamma_grad_a igammac imag integer_pow iota
-is_finite layout_constraint le le_to lgamma log log1p logistic lt lt_to max mesh_cast min mul name ne neg nextafter
-not optimization_barrier or pad pcast polygamma population_count pow pvary random_bits random_clone random_fold_in
+bitcast_convert_type broadcast_in_dim cbrt ceil clamp clz complex concatenate conj convert_element_type copy copy_p cos
+cosh cumlogsumexp cummax cummin cumprod cumsum device_put digamma div dynamic_slice dynamic_update_slice empty empty2
+eq eq_to erf erf_inv erfc exp exp2 expm1 floor gather ge gt igamma igamma_grad_a igammac imag integer_pow iota
+is_finite layout_constraint le le_to lgamma log log1p logistic lt lt_to max mesh_cast min mul name ne neg nextafter not
+optimization_barrier or pad pcast polygamma population_count pow pvary random_bits random_clone random_fold_in
 random_gamma random_seed random_split random_unwrap random_wrap real reduce reduce_and reduce_max reduce_min reduce_or
 reduce_precision reduce_prod reduce_sum reduce_window reduce_window_max reduce_window_min reduce_window_sum reduce_xor
 regularized_incomplete_beta rem reshape reshard rev rng_bit_generator rng_uniform round rsqrt scatter scatter-add
 scatter-max scatter-min scatter-mul scatter-sub scatter_add scatter_max scatter_min scatter_mul scatter_sub
 select_and_gather_add select_and_scatter select_and_scatter_add select_n sharding_constraint shift_left
-shift_right_arithmetic shift_right_logical sign sin sinh slice sort split sqrt square squeeze stop_gradient sub tan
-tanh threefry2x32 tile top_k transpose xor zeta
+shift_right_arithmetic shift_right_logical sign sin sinh slice sort split sqrt square squeeze stack stop_gradient sub
+tan tanh threefry2x32 tile top_k transpose xor zeta
 """
 WITHOUT_PRODUCTS = frozenset(_NAMES.split())
 
@@ -59,6 +59,7 @@ COLLECTIVES = {
     "ppermute": "collective-permute",
     "pbroadcast": "collective-broadcast",
 }
+WINDOW = ("window_strides", "padding", "lhs_dilation", "rhs_dilation")  # parameters of a convolution, for each axis
 
 
 def cost(traced: jax.stages.Traced, compiled: jax.stages.Compiled, devices: int = 1) -> Cost:
@@ -181,14 +182,12 @@ class _Walk:
             raise ValueError(f"{name} over {axes}: how much it sends is not known here.")
         kind = COLLECTIVES[name]
         size = len(subgroups[0]) if subgroups else math.prod(place.axes[axis] for axis in axes)
-        if size == 1:
-            return after
         arrays = [_bytes(var.aval) for var in (eqn.outvars if kind == "all-gather" else eqn.invars)]
         key = name, frozenset(axes), subgroups, place.loops, place.branches
-        for i, group in enumerate(self.groups):
-            if kind == "all-reduce" and group.key == key and not after & 1 << i:
-                group.add(arrays, after)
-                return group.after | 1 << i
+        last = max((i for i, group in enumerate(self.groups) if group.key == key), default=None)
+        if kind == "all-reduce" and last is not None and not after & 1 << last:
+            self.groups[last].add(arrays, after)
+            return self.groups[last].after | 1 << last
         sums, conditional = (sum(arrays), max(arrays)), bool(place.branches)
         self.groups.append(
             _Group(Collective(kind, *sums, size, place.trips, place.loops, conditional, name), key, after)
@@ -252,15 +251,12 @@ def _dot(eqn: JaxprEqn) -> int:
 def _convolution(eqn: JaxprEqn) -> int:
     """Each output element meets the kernel's input features (those of its own group) at each window position."""
     inputs, kernel, result = _shapes(eqn)
-    params = eqn.params
-    axes = params["dimension_numbers"]  # of each array: batch (or output) axis, feature axis, then the spatial ones
+    axes = eqn.params["dimension_numbers"]  # of each array: batch (or output) axis, feature axis, then spatial axes
+    windows = zip(*(eqn.params[name] for name in WINDOW), strict=True)
     pairs = 1
-    for i, (stride, (before, _), hole, spread) in enumerate(
-        zip(params["window_strides"], params["padding"], params["lhs_dilation"], params["rhs_dilation"], strict=True),
-        start=2,
-    ):
-        lengths = inputs[axes.lhs_spec[i]], kernel[axes.rhs_spec[i]], result[axes.out_spec[i]]
-        pairs *= pairs_that_meet(*lengths, stride, before, hole, spread)
+    for axis, (stride, (padding, _), *dilations) in enumerate(windows, start=2):
+        lengths = inputs[axes.lhs_spec[axis]], kernel[axes.rhs_spec[axis]], result[axes.out_spec[axis]]
+        pairs *= pairs_that_meet(*lengths, stride, padding, *dilations)
     batch, features = (result[axis] for axis in axes.out_spec[:2])
     return 2 * batch * features * kernel[axes.rhs_spec[1]] * pairs
 

@@ -1,4 +1,4 @@
-"""``looksam plan``: times from costs by their definitions, the paper's numbers beside them, and the command."""
+"""``looksam plan``: times from costs by their definitions, the paper's numbers next to them, and the command."""
 
 import itertools
 import json
@@ -11,11 +11,11 @@ import pytest
 
 from looksam.cli import main
 from looksam.trainer import recipes
-from looksam.trainer.plan import beside, chips, environment, explain, table
-from looksam.trainer.plan.collectives import Collective
-from looksam.trainer.plan.estimate import Seconds, estimates, mixture, seconds
-from looksam.trainer.plan.program import Cost, Memory
-from looksam.trainer.plan.result import plan
+from looksam.trainer.plan import chips, notes, terminal
+from looksam.trainer.plan.build import as_data, relative_flops
+from looksam.trainer.plan.chips import Seconds, compared_programs, estimates, find_chip, seconds
+from looksam.trainer.plan.program import Collective, Cost, Memory
+from looksam.trainer.recipe import Recipe
 
 GIB = 2**30
 LARGE = "vit_b16-lamb-32768-look_layer_sam"
@@ -38,11 +38,11 @@ def make_costs(**changes):
 
 def test_seconds_are_work_over_speed():
     """A TPU v3 device is half a chip: 61.5 TFLOP/s, 450 GB/s of memory, 340/1024/2 TB/s to others."""
-    found = seconds(make_cost(), chips.find("tpu-v3"), "bfloat16", 0.5)
+    found = seconds(make_cost(), find_chip("tpu-v3"), "bfloat16", 0.5)
     assert found.gradients == pytest.approx(6e12 / (61.5e12 * 0.5), rel=1e-12)
     assert found.state == pytest.approx(2 * 3e9 / 450e9, rel=1e-12)
     assert found.network == pytest.approx(2 * 400e6 * 7 / 8 / (340e12 / 2048), rel=1e-12)
-    assert found.apart == pytest.approx(found.gradients + found.state + found.network, rel=1e-12)
+    assert found.sequential == pytest.approx(found.gradients + found.state + found.network, rel=1e-12)
     assert found.overlapped == pytest.approx(found.gradients + found.state, rel=1e-12)
 
 
@@ -54,7 +54,7 @@ def test_the_slower_of_work_and_network_counts_if_they_overlap():
 def test_float32_runs_at_tf32_on_gpu_and_as_bfloat16_on_tpu():
     cost = make_cost()
     times = {
-        (name, dtype): seconds(cost, chips.find(name), dtype, 1.0).gradients
+        (name, dtype): seconds(cost, find_chip(name), dtype, 1.0).gradients
         for name in ("a100", "tpu-v4")
         for dtype in ("float32", "bfloat16")
     }
@@ -65,12 +65,12 @@ def test_float32_runs_at_tf32_on_gpu_and_as_bfloat16_on_tpu():
 @pytest.mark.parametrize("utilisation", [0.0, -1.0, 1.5, float("nan")])
 def test_a_utilisation_out_of_range_raises(utilisation):
     with pytest.raises(ValueError, match="utilisation=.*0 < utilisation <= 1"):
-        seconds(make_cost(), chips.find("a100"), "float32", utilisation)
+        seconds(make_cost(), find_chip("a100"), "float32", utilisation)
 
 
 def test_an_unknown_chip_names_the_nearest():
     with pytest.raises(ValueError, match="chip 'tpu-3' is unknown; did you mean tpu-v3"):
-        chips.find("tpu-3")
+        find_chip("tpu-3")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_an_unknown_chip_names_the_nearest():
     ],
 )
 def test_which_programs_a_method_runs(method, k, shares):
-    assert mixture(method, k) == shares
+    assert compared_programs(method, k) == shares
 
 
 def test_a_method_takes_the_time_of_its_cycle():
@@ -95,22 +95,25 @@ def test_a_method_takes_the_time_of_its_cycle():
     overlapped = 9.0 + 4 * (3.1 + 1.2)
     assert (base.hours, base.hours_overlapped, base.ratio) == (pytest.approx(4.5 * 2), pytest.approx(4.0 * 2), 1)
     assert (layer_sam.ratio, layer_sam.ratio_overlapped) == (pytest.approx(16.1 / 4.5), pytest.approx(9 / 4))
-    assert (look.apart, look.hours) == (pytest.approx(cycle / 5), pytest.approx(2 * cycle / 5))
-    assert (look.overlapped, look.ratio_overlapped) == (pytest.approx(overlapped / 5), pytest.approx(overlapped / 20))
+    assert (look.seconds, look.hours) == (pytest.approx(cycle / 5), pytest.approx(2 * cycle / 5))
+    assert (look.seconds_overlapped, look.ratio_overlapped) == (
+        pytest.approx(overlapped / 5),
+        pytest.approx(overlapped / 20),
+    )
 
 
 def test_where_all_is_gradient_the_ratios_are_two_and_one_and_a_fifth():
-    chip = chips.find("tpu-v4")
+    chip = find_chip("tpu-v4")
     times = {name: seconds(cost, chip, "float32", 0.4) for name, cost in make_costs(outputs=0).items()}
     assert [e.ratio for e in estimates(times, "look_layer_sam", 5, 1)] == pytest.approx([1, 2, 1.2])
 
 
-# --- the paper beside it ----------------------------------------------------------------------------------------
+# --- next to the paper -----------------------------------------------------------------------------------------
 
 
 def test_the_papers_ratios():
     recipe = recipes.find("vit_b16-lamb-4096-look_layer_sam").recipe
-    (row,) = beside.measured(recipe, ["base", "layer_sam", "look_layer_sam"])
+    (row,) = notes.paper_times(recipe, ["base", "layer_sam", "look_layer_sam"])
     assert (row.batch_size, row.chips) == (4096, 128)
     assert row.hours == {"base": 4.8, "layer_sam": 8.4, "look_layer_sam": 5.6}
     assert {method: round(ratio, 2) for method, ratio in row.ratios.items()} == {
@@ -118,33 +121,33 @@ def test_the_papers_ratios():
     }
 
 
-def test_where_the_paper_has_no_base_a_smaller_batch_stands_beside():
-    rows = beside.measured(recipes.find(LARGE).recipe, ["base", "layer_sam", "look_layer_sam"])
+def test_where_the_paper_has_no_base_a_smaller_batch_follows():
+    rows = notes.paper_times(recipes.find(LARGE).recipe, ["base", "layer_sam", "look_layer_sam"])
     assert [(row.batch_size, row.chips, row.hours["base"]) for row in rows] == [(32768, 1024, None), (4096, 128, 4.8)]
     assert rows[0].ratios["layer_sam"] is None
 
 
 def test_the_papers_vits_and_recipes_it_has_no_times_for():
-    (row,) = beside.measured(recipes.find("vit_s16-look_sam-10").recipe, ["base", "sam", "look_sam"])
+    (row,) = notes.paper_times(recipes.find("vit_s16-look_sam-10").recipe, ["base", "sam", "look_sam"])
     assert row.chips is None
     assert row.hours == pytest.approx({"base": 24.1 / 12, "sam": 44.9 / 12, "look_sam": 27.6 / 12})  # 300 epochs
-    assert beside.measured(recipes.find("digits").recipe, ["base"]) == []
-    assert beside.measured(recipes.find("vit_b16-lamb-4096-look_sam").recipe, ["sam"]) == []
+    assert notes.paper_times(recipes.find("digits").recipe, ["base"]) == []
+    assert notes.paper_times(recipes.find("vit_b16-lamb-4096-look_sam").recipe, ["sam"]) == []
 
 
-def test_what_explains_the_difference_is_said_with_its_numbers():
+def test_what_explains_the_difference_is_reported_with_its_numbers():
     """LayerSAM = 2 gradients + rest = 1.75 leaves 25 % for the rest; then Look-LayerSAM-5 should be 1 + 0.75/5."""
     result = make_plan(recipes.find(LARGE).recipe)
     explained = " ".join(result["notes"])
-    assert "The paper's 1.75 so means that 25% of its base step was no gradient" in explained
+    assert "The paper's 1.75 therefore means that 25% of its base step was no gradient" in explained
     assert "1 + 0.75/5 = 1.15; the paper has 1.17" in explained
     ours = 2 - result["methods"][1]["ratio"]
     assert f"the only such part is the reading and writing of the state, {ours:.1%}." in explained
 
 
 def test_the_utilisation_the_papers_hours_come_to():
-    rows = [beside.Measured(4096, 128, {"base": 2.0})]
-    (line,) = explain.implied_utilisation(rows, 0.25 * 2 * 3600 * 128 * 123e12)
+    rows = [notes.PaperTimes(4096, 128, {"base": 2.0})]
+    (line,) = notes.implied_utilisation(rows, 0.25 * 2 * 3600 * 128 * 123e12)
     assert "2 hours of base on 128 TPU v3 chips (batch 4,096) are a utilisation of 0.25" in line
 
 
@@ -152,12 +155,13 @@ def test_the_utilisation_the_papers_hours_come_to():
 
 
 def make_plan(recipe, costs=None, chip="tpu-v3", devices=8, **changes):
-    options = {"devices": devices, "steps": 11_700, "backend": "cpu", "chip": chips.find(chip)}
-    return plan(recipe, make_costs() if costs is None else costs, **options | changes)
+    options = {"devices": devices, "steps": 11_700, "backend": "cpu", "chip": find_chip(chip)}
+    return as_data(recipe, make_costs() if costs is None else costs, **options | changes)
 
 
 def test_a_plan_is_plain_data_that_adds_up():
     result = json.loads(json.dumps(make_plan(recipes.find(LARGE).recipe)))
+    assert result["version"] == 1
     refresh, look = result["programs"]["refresh"], result["methods"][2]
     assert refresh["collectives"] == {"all-reduce": {"runs": 2, "bytes": 800e6, "sent": 2 * 2 * 400e6 * 7 / 8}}
     assert refresh["sent_bytes"] == refresh["collectives"]["all-reduce"]["sent"]
@@ -169,7 +173,7 @@ def test_a_plan_is_plain_data_that_adds_up():
 
 def test_the_table_shows_the_numbers():
     result = make_plan(recipes.find(LARGE).recipe)
-    text = table.as_text(LARGE, result)
+    text = terminal.as_text(LARGE, result)
     refresh = next(line for line in text.splitlines() if line.startswith("refresh"))
     assert refresh.split()[:7] == ["refresh", "12", "2", "all-reduce", "1,400", "5", "4"]
     look = next(line for line in text.splitlines() if line.startswith("Look-LayerSAM-5"))
@@ -178,7 +182,7 @@ def test_the_table_shows_the_numbers():
     assert all(f"- {note[:40]}" in text for note in result["notes"])
 
 
-def test_what_to_beware_of_is_said_only_where_it_is_so():
+def test_caveats_appear_only_where_they_apply():
     recipe = recipes.find(LARGE).recipe
     calm = " ".join(make_plan(recipe, chip="tpu-v4")["notes"])
     for word in (
@@ -188,23 +192,38 @@ def test_what_to_beware_of_is_said_only_where_it_is_so():
         "unknown length",
         "every branch",
         "bfloat16 in float32",
+        "split over fsdp",
     ):
         assert word not in calm
     large = make_costs(temporary=40 * GIB)
-    assert "44.0 GiB do not fit in the 16.0 GiB of a device: pass a smaller --microbatch" in notes(recipe, large)
-    assert "16 devices are more than the 8 that A100" in notes(recipe, chip="a100", devices=16)
-    assert "not counted: custom-call x" in notes(recipe, make_costs(uncounted=("custom-call x",)))
+    assert "44.0 GiB do not fit in the 16.0 GiB of a device: pass a smaller --microbatch" in notes_of(recipe, large)
+    assert "16 devices are more than the 8 that A100" in notes_of(recipe, chip="a100", devices=16)
+    assert "not counted: custom-call x" in notes_of(recipe, make_costs(uncounted=("custom-call x",)))
     flag = Collective("all-reduce", 1, 1, 8, None, ("while",), False, "flag")
-    assert "loop of unknown length" in notes(recipe, make_costs(collectives=(flag,)))
+    assert "loop of unknown length" in notes_of(recipe, make_costs(collectives=(flag,)))
     often = Collective("all-reduce", 4, 4, 8, 60, ("while",), False, "often")
-    assert "60 collectives a step also wait" in notes(recipe, make_costs(collectives=(often,)))
+    assert "60 collectives per step also wait" in notes_of(recipe, make_costs(collectives=(often,)))
     branch = Collective("all-reduce", 4096, 4096, 8, 1, (), True, "branch")
-    assert "every branch of a conditional" in notes(recipe, make_costs(collectives=(branch,)))
-    assert "cpu back end computes bfloat16 in float32" in notes(recipe.replace(dtype="bfloat16"))
+    assert "every branch of a conditional" in notes_of(recipe, make_costs(collectives=(branch,)))
+    assert "split over fsdp: scalars and row sums, which are not counted" in notes_of(recipe.replace(mesh="fsdp=8"))
+    assert "cpu back end computes bfloat16 in float32" in notes_of(recipe.replace(dtype="bfloat16"))
 
 
-def notes(recipe, costs=None, **options):
+def notes_of(recipe, costs=None, **options):
     return " ".join(make_plan(recipe, costs, **options)["notes"])
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_relative_flops_are_gradients_per_step():
+    recipe = Recipe(dataset="digits", model="mlp", mesh="data=1", batch_size=32, epochs=1)
+    for method, k, expected in (
+        ("base", 5, 1),
+        ("sam", 5, 2),
+        ("look_sam", 5, 1.2),
+        ("look_sam", 1, 2),
+        ("sam_k", 4, 1.25),
+    ):
+        assert relative_flops(recipe.replace(method=method, k=k)) == pytest.approx(expected, rel=1e-12)
 
 
 # --- the environment --------------------------------------------------------------------------------------------
@@ -212,23 +231,23 @@ def notes(recipe, costs=None, **options):
 
 def test_devices_are_asked_for_and_what_the_user_has_set_stays():
     environ = {"XLA_FLAGS": "--xla_dump_to=x"}
-    environment.prepare(1024, environ)
+    chips.use_virtual_devices(1024, environ)
     assert environ["XLA_FLAGS"].split() == ["--xla_dump_to=x", "--xla_force_host_platform_device_count=1024"]
     assert environ["JAX_PLATFORMS"] == "cpu"
     ours = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "tpu"}
     environ = dict(ours)
-    environment.prepare(8, environ)
+    chips.use_virtual_devices(8, environ)
     assert environ == ours
     with pytest.raises(ValueError, match="the mesh has 8 devices, and JAX has started with 4; leave"):
-        environment.check(8, 4)
-    environment.check(8, 8)
+        chips.check_devices(8, 4)
+    chips.check_devices(8, 8)
 
 
 # --- the command ------------------------------------------------------------------------------------------------
 
 
 def mlp_flops(images, *widths):
-    """Forward and backward: three products a layer, and two in the first, whose input needs no gradient."""
+    """Forward and backward: three products per layer, and two in the first, whose input needs no gradient."""
     products = [2 * images * n_in * n_out for n_in, n_out in itertools.pairwise(widths)]
     return 3 * sum(products) - products[0]
 
@@ -280,6 +299,6 @@ def test_a_plan_of_the_real_programs_has_the_flops_and_reductions_of_its_formula
         (["imagenette-vit-s32", "--mesh", "data=1"], 1, "the size of dataset 'parquet' is not known"),
     ],
 )
-def test_what_cannot_be_planned_is_said_before_time_is_spent(arguments, code, message, capsys):
+def test_what_cannot_be_planned_raises_before_time_is_spent(arguments, code, message, capsys):
     assert main(["plan", *arguments]) == code
     assert message in capsys.readouterr().err
