@@ -14,7 +14,7 @@ PAPER_OPTIMIZERS = {"sgdm": "sgd_m", "adamw": "adamw", "lamb": "lamb"}  # the ba
 
 
 class Row(NamedTuple):
-    """What the name of a row says."""
+    """The parts of a row's name."""
 
     method: Method
     k: int | None  # None where the name has no period
@@ -34,7 +34,7 @@ def parse_row(name: str) -> Row:
     for method in METHODS.values():
         match = re.fullmatch(re.escape(method.row).replace(r"\{k\}", r"(\d+)"), stem)
         if match:
-            return Row(method, int(match[1]), scaling)
+            return Row(method, int(match[1]) if match.groups() else None, scaling)
     raise ValueError(f"row {name!r} names no method; the methods are {', '.join(METHODS)}.")
 
 

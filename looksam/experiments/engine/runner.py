@@ -46,8 +46,8 @@ class Curves(NamedTuple):
 
 def device_arrays(dataset: Dataset) -> tuple[jax.Array, jax.Array]:
     """The images and labels of the training set on the device, to be shared by several runners."""
-    images, labels = _in_memory(dataset)[0].images, _in_memory(dataset)[0].labels
-    return jax.device_put((images, labels))
+    train, _ = _in_memory(dataset)
+    return jax.device_put((train.images, train.labels))
 
 
 class Runner:

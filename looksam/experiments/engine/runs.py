@@ -112,23 +112,23 @@ class Store:
 
 
 def read_versioned(path: pathlib.Path, expected: str) -> dict[str, Any]:
-    """The content of a stored file, without its version. Raises ValueError where the file is damaged or of another one.
+    """The content of a stored file, without its version. Raises ValueError for a damaged file or another version.
 
-    ``expected`` is a key whose value is an object.
+    ``expected`` is a key whose value is an object. Files of version 1 do not name their version.
     """
     again = "delete it, and its content is computed again"
     try:
         content = json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is not JSON ({error}); {again}.") from error
-    version = content.pop("version", None) if isinstance(content, dict) else None
-    if version is None and (not isinstance(content, dict) or not isinstance(content.get(expected), dict)):
-        raise ValueError(f"{path} has no {expected!r}; {again}.")
+    content = content if isinstance(content, dict) else {}
+    complete = isinstance(content.get(expected), dict)
+    version = content.pop("version", 1 if complete else VERSION)
     if version != VERSION:
-        older = version is None or (isinstance(version, int) and version < VERSION)
+        older = isinstance(version, int) and version < VERSION
         fix = f"{again}, or read it with an older looksam" if older else "install a newer looksam"
-        raise ValueError(f"{path} has format version {version or 1}, and this looksam reads version {VERSION}; {fix}.")
-    if not isinstance(content.get(expected), dict):
+        raise ValueError(f"{path} has format version {version}, and this looksam reads version {VERSION}; {fix}.")
+    if not complete:
         raise ValueError(f"{path} has no {expected!r}; {again}.")
     return content
 
