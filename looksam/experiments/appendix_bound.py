@@ -6,7 +6,6 @@ import numpy as np
 
 from looksam.analysis import pac_bayes_bound
 from looksam.experiments import table_cifar100, table_vit
-from looksam.experiments.engine.naming import label
 from looksam.experiments.engine.runner import SHARPNESS_RHO, parameter_count
 from looksam.experiments.engine.runs import Run, Store
 from looksam.experiments.engine.tuner import reported_records
@@ -14,6 +13,7 @@ from looksam.experiments.experiment import Experiment, Findings
 from looksam.experiments.report.document import Entry, Table, Value
 from looksam.experiments.sam_comparison import CURVES, tuned_rows
 from looksam.experiments.small_scale import resnet_studies, vit_studies
+from looksam.methods import label
 from looksam.trainer.data import Dataset, Images
 from looksam.trainer.recipe import Recipe
 

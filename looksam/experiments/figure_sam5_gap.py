@@ -1,7 +1,6 @@
 """Figure "Accuracy of SAM-5, SAM and vanilla ViT": accuracy over epochs."""
 
 from looksam.experiments import table_vit
-from looksam.experiments.engine.naming import label
 from looksam.experiments.engine.runner import curve_epochs
 from looksam.experiments.engine.runs import Store
 from looksam.experiments.engine.statistics import RULE, difference, significant
@@ -9,6 +8,7 @@ from looksam.experiments.experiment import Experiment, Findings, mean_entry
 from looksam.experiments.report.document import Entry, Table
 from looksam.experiments.sam_comparison import CURVES, Recipes, curve_figure, held_out_curves, tuned_rows
 from looksam.experiments.small_scale import vit_studies
+from looksam.methods import label
 
 PLACES = (2, 5, -1)  # the points of a curve at which SAM and SAM-5 are compared
 

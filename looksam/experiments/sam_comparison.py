@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from looksam.experiments.engine.naming import label, parse_row
 from looksam.experiments.engine.runner import curve_epochs
 from looksam.experiments.engine.runs import Record, Run, Store
 from looksam.experiments.engine.statistics import (
@@ -28,7 +27,7 @@ from looksam.experiments.engine.tuner import (
 from looksam.experiments.experiment import Findings, mean_entry, mean_series, setting_entry, times_entry
 from looksam.experiments.report.document import Entry, Figure, Series, Table, Value
 from looksam.experiments.small_scale import PERIODS, SAM_ROWS
-from looksam.methods import METHODS
+from looksam.methods import METHODS, label, parse_row
 from looksam.trainer.recipe import Recipe
 
 TUNED = tuple(dict.fromkeys(parse_row(row).method.name for row in SAM_ROWS))  # the methods of these rows

@@ -9,9 +9,8 @@ these classes. Each study comes with clean and with noisy labels.
 from collections.abc import Sequence
 from typing import Any
 
-from looksam.experiments.engine.naming import settings_of
 from looksam.experiments.engine.tuner import Study
-from looksam.methods import METHODS
+from looksam.methods import METHODS, settings_of
 from looksam.trainer.recipe import Recipe
 
 LABEL_NOISE = {"clean labels": 0.0, "30 % random labels": 0.3}  # the label-noise settings: share of random labels

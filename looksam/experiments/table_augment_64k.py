@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from looksam.experiments.engine.naming import paper_row
 from looksam.experiments.engine.runs import Run, Store
 from looksam.experiments.engine.statistics import RULE, difference, significant
 from looksam.experiments.engine.tuner import accuracies, reported_runs, tuning_stages
@@ -13,6 +12,7 @@ from looksam.experiments.report.document import Entry, Table
 from looksam.experiments.small_scale import LAYER, lamb_studies
 from looksam.trainer import recipes as listed
 from looksam.trainer.recipe import Recipe
+from looksam.trainer.recipes.paper_tables import paper_row
 
 BATCHES = {50: 32768, 400: 65536}  # ours, with the paper's that they stand for
 AUGMENTED = ("randaugment", "randaugment-mixup")  # names of the paper's recipes end so

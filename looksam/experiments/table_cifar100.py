@@ -4,12 +4,12 @@ import functools
 from collections.abc import Iterator
 
 from looksam.experiments import sam_comparison
-from looksam.experiments.engine.naming import paper_row
 from looksam.experiments.engine.runs import Run, Store
 from looksam.experiments.experiment import Experiment, Findings, paper_entry
 from looksam.experiments.report.document import Entry
 from looksam.experiments.small_scale import resnet_studies
 from looksam.trainer import recipes
+from looksam.trainer.recipes.paper_tables import paper_row
 
 MODELS = {"ResNet-18": "resnet18", "ResNet-50": "resnet50", "WRN-28-10": "wrn28_10"}  # the paper's
 

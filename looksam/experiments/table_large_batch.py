@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from looksam.experiments.engine.naming import label, paper_row, parse_row
 from looksam.experiments.engine.runs import Run, Store
 from looksam.experiments.engine.statistics import difference, significant
 from looksam.experiments.engine.tuner import accuracies, reported_runs, tuning_stages
@@ -17,7 +16,9 @@ from looksam.experiments.experiment import (
 from looksam.experiments.report.document import Entry, Figure, Series, Table
 from looksam.experiments.sam_comparison import notes
 from looksam.experiments.small_scale import LABEL_NOISE, LAMB_BATCHES, LAMB_GRIDS, LAYER, SCALINGS, lamb_studies
+from looksam.methods import label, parse_row
 from looksam.trainer.recipe import Recipe
+from looksam.trainer.recipes.paper_tables import paper_row
 
 PAPER_BATCHES = (4096, 8192, 16384, 32768)
 PAPER_METHODS = ("base", "sam", "look_sam", "look_layer_sam")

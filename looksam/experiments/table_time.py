@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from looksam.experiments.engine.naming import label, paper_row
 from looksam.experiments.engine.runs import Run, Store
 from looksam.experiments.engine.timer import ROUNDS
 from looksam.experiments.experiment import Experiment, Findings, paper_number, printed, ratio, times_entry
 from looksam.experiments.report.document import Entry, Table, Value
 from looksam.experiments.small_scale import TIMED, timed_recipes
-from looksam.methods import METHODS
+from looksam.methods import METHODS, label
+from looksam.trainer.recipes.paper_tables import paper_row
 
 BATCHES = (4096, 8192, 16384, 32768)  # the paper's
 ROWS = ("base", "layer_sam", "look_layer_sam")

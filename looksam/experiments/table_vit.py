@@ -4,12 +4,12 @@ import functools
 from collections.abc import Callable, Iterator
 
 from looksam.experiments import sam_comparison
-from looksam.experiments.engine.naming import paper_row
 from looksam.experiments.engine.runs import Run, Store
 from looksam.experiments.experiment import Experiment, Findings, paper_number, printed, ratio, times_entry
 from looksam.experiments.report.document import Entry
 from looksam.experiments.small_scale import vit_studies
 from looksam.trainer import recipes
+from looksam.trainer.recipes.paper_tables import paper_row
 
 MODELS = {"ViT-B-16": "vit_b16", "ViT-B-32": "vit_b32", "ViT-S-16": "vit_s16", "ViT-S-32": "vit_s32"}  # the paper's
 

@@ -1,5 +1,6 @@
 """``looksam compare`` from the command line, in small."""
 
+import gc
 import json
 
 import jax
@@ -62,6 +63,7 @@ def test_all_methods_share_one_copy_of_the_training_set():
     def report(line):
         copies.append(sum(array.shape == (600, 8, 8, 1) for array in jax.live_arrays()))
 
+    gc.collect()
     before = sum(array.shape == (600, 8, 8, 1) for array in jax.live_arrays())
     compare(recipe, {"sam": {"rho": 0.1}, "look_sam": {"rho": 0.1}}, seeds=1, rounds=1, report=report)
     assert copies == [before + 1] * 3

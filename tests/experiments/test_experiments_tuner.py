@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from looksam.experiments import sam_comparison, small_scale, table_large_batch
-from looksam.experiments.engine.naming import settings_of
 from looksam.experiments.engine.runs import Store
 from looksam.experiments.engine.tuner import (
     TUNING_SEEDS,
@@ -14,7 +13,7 @@ from looksam.experiments.engine.tuner import (
     own_settings,
     reported_runs,
 )
-from looksam.methods import METHODS
+from looksam.methods import METHODS, settings_of
 from looksam.trainer.recipe import Recipe
 
 SMALL = Study(

@@ -15,7 +15,7 @@ from report_samples import cloud, curves, drift, landscape, tradeoff
 
 from looksam.experiments.report.document import Figure, Heatmap, Series
 from looksam.experiments.report.figures import draw
-from looksam.experiments.report.page_figures import BOTTOM, LEFT, RIGHT, TOP, embed
+from looksam.experiments.report.page import BOTTOM, LEFT, RIGHT, TOP, embed
 from looksam.experiments.report.plot_data import (
     STYLES,
     fit_axis,

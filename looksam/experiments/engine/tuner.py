@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from looksam.experiments.engine.naming import settings_of
 from looksam.experiments.engine.runs import Record, Run, Store
-from looksam.methods import METHODS
+from looksam.methods import METHODS, settings_of
 from looksam.trainer.recipe import Recipe
 
 TUNING_SEEDS = (100, 101)

@@ -56,7 +56,7 @@ def paper_times(recipe: Recipe, methods: Iterable[str]) -> list[PaperTimes]:
 
 
 def _large_batch_times(batch: int, methods: list[str]) -> PaperTimes:
-    names = {method: paper_tables.lamb_row_name(method) for method in methods}
+    names = {method: paper_tables.paper_row(method, "lamb") for method in methods}
     hours = {method: paper_tables.number("time_hours", str(batch), method=name) for method, name in names.items()}
     return PaperTimes(batch, batch // IMAGES_PER_CHIP, hours)
 
@@ -64,7 +64,7 @@ def _large_batch_times(batch: int, methods: list[str]) -> PaperTimes:
 def _vit_times(recipe: Recipe, methods: list[str]) -> PaperTimes:
     hours: dict[str, float | None] = {}
     for method in methods:
-        name = paper_tables.row_name(recipe.replace(method=method), recipe.optimizer)
+        name = paper_tables.row_of(recipe.replace(method=method))
         seconds = paper_tables.number("vit", "seconds_per_epoch", model=recipe.model, method=name)
         hours[method] = None if seconds is None else seconds * PAPER_EPOCHS / 3600
     return PaperTimes(VIT_BATCH, None, hours)

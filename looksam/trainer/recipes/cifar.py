@@ -43,7 +43,7 @@ RECIPES: dict[str, Recipe] = {
 
 def score(recipe: Recipe) -> float | None:
     """Returns the paper's top-1 accuracy in percent."""
-    return paper_tables.number("cifar100", paper_tables.row_name(recipe, "sgd_m"), model=recipe.model)
+    return paper_tables.number("cifar100", paper_tables.row_of(recipe), model=recipe.model)
 
 
 def cost(recipe: Recipe) -> str:

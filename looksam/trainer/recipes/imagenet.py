@@ -83,7 +83,7 @@ def vit_cost(recipe: Recipe) -> str:
 
 
 def _vit_number(recipe: Recipe, column: str) -> float | None:
-    row = paper_tables.row_name(recipe, "adamw")
+    row = paper_tables.row_of(recipe)
     return paper_tables.number("vit", column, model=recipe.model, method=row)
 
 
@@ -110,14 +110,14 @@ LARGE_BATCH_RECIPES: dict[str, Recipe] = {
 
 def large_batch_score(recipe: Recipe) -> float | None:
     """Returns the paper's top-1 accuracy in percent, at 65,536 from the table on augmentation."""
-    batch, row = str(recipe.batch_size), paper_tables.lamb_row_name(recipe.method)
+    batch, row = str(recipe.batch_size), paper_tables.row_of(recipe)
     score = paper_tables.number("large_batch", batch, method=row)
     return paper_tables.number("augment_64k", batch, method=row, randaug="no", mixup="no") if score is None else score
 
 
 def large_batch_cost(recipe: Recipe) -> str:
     """Returns the number of chips and the hours, as in the paper."""
-    hours = paper_tables.number("time_hours", str(recipe.batch_size), method=paper_tables.lamb_row_name(recipe.method))
+    hours = paper_tables.number("time_hours", str(recipe.batch_size), method=paper_tables.row_of(recipe))
     reported = recipe.batch_size <= LARGEST_BATCH_WITH_CHIPS
     chips = f", {recipe.batch_size // IMAGES_PER_CHIP:,} chips" if reported else ""
     if hours is None:
@@ -142,7 +142,7 @@ AUGMENTED_RECIPES: dict[str, Recipe] = {
 
 def augmented_score(recipe: Recipe) -> float | None:
     """Returns the paper's top-1 accuracy in percent."""
-    row, mixup = paper_tables.lamb_row_name(recipe.method), "yes" if recipe.mixup else "no"
+    row, mixup = paper_tables.row_of(recipe), "yes" if recipe.mixup else "no"
     return paper_tables.number("augment_64k", str(recipe.batch_size), method=row, randaug="yes", mixup=mixup)
 
 

@@ -5,7 +5,7 @@ import functools
 import importlib.resources
 from collections.abc import Sequence
 
-from looksam.methods import METHODS
+from looksam.methods import METHODS, parse_row
 from looksam.trainer.recipe import Recipe
 
 Row = dict[str, str]
@@ -25,15 +25,21 @@ def number(name: str, column: str, **where: str) -> float | None:
     return float(text) if text else None
 
 
-def row_name(recipe: Recipe, base: str) -> str:
-    """Returns the name of the recipe's row, e.g. ``sam_5``; the base optimizer's row is called ``base``."""
-    method = METHODS[recipe.method]
-    return method.row_name(recipe.k) if method.every_step else base
+def paper_row(row: str, optimizer: str) -> str:
+    """Returns a row's name in the paper's tables: the base by its optimizer, methods on LAMB after a plus.
+
+    >>> paper_row("base", "sgdm"), paper_row("look_sam_5", "adamw"), paper_row("layer_sam", "lamb")
+    ('sgd_m', 'look_sam_5', 'lamb+layer_sam')
+    """
+    method = parse_row(row).method
+    if method is METHODS["base"]:
+        return {"sgdm": "sgd_m"}.get(optimizer, optimizer)
+    return f"lamb+{method.name}" if optimizer == "lamb" else row
 
 
-def lamb_row_name(method: str) -> str:
-    """Returns the name of a method's row in the large-batch tables, e.g. ``lamb+look_sam``."""
-    return f"lamb+{method}" if METHODS[method].every_step else "lamb"
+def row_of(recipe: Recipe) -> str:
+    """Returns the name of the recipe's row in the paper's tables, e.g. ``sam_5``."""
+    return paper_row(METHODS[recipe.method].row_name(recipe.k), recipe.optimizer)
 
 
 def recipes_by_method(settings: Recipe, methods: Sequence[str], periods: Sequence[int]) -> dict[str, Recipe]:

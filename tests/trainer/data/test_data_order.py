@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from looksam.trainer.data import Images, batch_across_epochs, epoch_batches, hold_out, load_dataset, with_label_noise
-from looksam.trainer.data.reading.crops import eval_crop, random_box, scaled, train_crop
 from looksam.trainer.data.reading.dataset import channel_moments
+from looksam.trainer.data.reading.decode import eval_crop, random_box, scaled, train_crop
 from looksam.trainer.data.reading.order import ShuffledOrder
 
 

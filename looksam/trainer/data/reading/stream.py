@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from looksam.trainer.data.reading.crops import eval_crop, train_crop
 from looksam.trainer.data.reading.dataset import Encoded, require
-from looksam.trainer.data.reading.decode import BadImageError, bad_image_at, open_image
+from looksam.trainer.data.reading.decode import BadImageError, bad_image_at, eval_crop, open_image, train_crop
 from looksam.trainer.data.reading.order import ShuffledOrder, generator, rows_per_epoch
 
 Batch = dict[str, np.ndarray]

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from looksam.trainer.data.transforms.image_ops import check_images
+from looksam.trainer.data.transforms.randaugment import check_images
 from looksam.trainer.keys import per_image
 
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from looksam.experiments.engine.naming import label, parse_row, settings_of
 from looksam.experiments.small_scale import LAMB_GRIDS, SAM_ROWS, TIMED_ROWS
-from looksam.methods import METHODS
+from looksam.methods import METHODS, label, parse_row, settings_of
 from looksam.trainer.recipe import Recipe
 
 
