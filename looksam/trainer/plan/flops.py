@@ -230,9 +230,9 @@ def _bytes(aval: Any) -> int:
 
 
 def product_flops(eqn: JaxprEqn) -> int | None:
-    """The FLOPs of one run of a product or a convolution; None for every other equation."""
-    count = {"dot_general": _dot, "conv_general_dilated": _convolution}.get(eqn.primitive.name)
-    return count(eqn) if count else None
+    """Returns the FLOPs of one run of a product or a convolution; None for every other equation."""
+    formula = {"dot_general": _dot, "conv_general_dilated": _convolution}.get(eqn.primitive.name)
+    return formula(eqn) if formula else None
 
 
 def _shapes(eqn: JaxprEqn) -> list[tuple[int, ...]]:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from looksam.cli import main
-from looksam.trainer import recipes
+from looksam.trainer import plan, recipes
 from looksam.trainer.plan import chips, notes, terminal
 from looksam.trainer.plan.build import as_data, relative_flops
 from looksam.trainer.plan.chips import Seconds, compared_programs, estimates, find_chip, seconds
@@ -31,6 +31,12 @@ def make_cost(flops=6e12, reductions=1, outputs=3e9, temporary=GIB, **changes):
 def make_costs(**changes):
     one, two = make_cost(**changes), make_cost(**{"flops": 12e12, "reductions": 2} | changes)
     return {"base": one, "refresh": two, "reuse": one}
+
+
+def test_public_names_are_sorted_and_load():
+    assert plan.__all__ == sorted(plan.__all__) and all(getattr(plan, name) is not None for name in plan.__all__)
+    with pytest.raises(AttributeError, match=r"'looksam.trainer.plan' has no attribute 'make'; it has CHIPS, "):
+        plan.make  # noqa: B018
 
 
 # --- the model of time ------------------------------------------------------------------------------------------
