@@ -1,4 +1,4 @@
-"""What a sharded step sends, read from its compiled program: the least that the mathematics needs."""
+"""What a sharded step communicates, read from its compiled program: the least that the mathematics needs."""
 
 import functools
 
@@ -41,32 +41,32 @@ def sent(refresh: bool, **settings) -> tuple[Collective, ...]:
 @pytest.mark.parametrize("refresh", [False, True])
 def test_a_data_mesh_reduces_each_gradient_once(refresh, microbatch):
     """One reduction on a reuse step and two on a refresh step, after the loop over micro-batches and not inside it."""
-    found = sent(refresh, mesh="data=8", microbatch=microbatch)
-    assert [c.kind for c in found] == ["all-reduce"] * (1 + refresh)
-    for reduction in found:
+    collected = sent(refresh, mesh="data=8", microbatch=microbatch)
+    assert [c.kind for c in collected] == ["all-reduce"] * (1 + refresh)
+    for reduction in collected:
         assert reduction.loops == () and reduction.group_size == 8
         assert 4 * PARAMETERS <= reduction.bytes <= 4 * PARAMETERS + 64  # loss and accuracy may ride along
 
 
 def test_groups_on_devices_reduce_both_gradients_once():
-    """m-sharpness climbs without a word to the others; g and g_s are reduced for g_v, together or one by one."""
-    found = sent(True, mesh="data=8", groups="device", microbatch=32)
-    assert {c.kind for c in found} == {"all-reduce"} and all(c.loops == () for c in found)
-    assert 8 * PARAMETERS <= sum(c.bytes for c in found) <= 8 * PARAMETERS + 64
+    """m-sharpness perturbs without communication; g and g_s are reduced for g_v, together or one by one."""
+    collected = sent(True, mesh="data=8", groups="device", microbatch=32)
+    assert {c.kind for c in collected} == {"all-reduce"} and all(c.loops == () for c in collected)
+    assert 8 * PARAMETERS <= sum(c.bytes for c in collected) <= 8 * PARAMETERS + 64
 
 
 @pytest.mark.parametrize(
     ("refresh", "mesh", "microbatch"), [(True, "fsdp=8", None), (True, "fsdp=8", 16), (False, "data=2,fsdp=4", 16)]
 )
-def test_fsdp_gathers_and_scatters_the_parameters_once_a_gradient(refresh, mesh, microbatch):
+def test_fsdp_gathers_and_scatters_the_parameters_once_per_gradient(refresh, mesh, microbatch):
     """In all at most what is ideal, two gathers (forward and backward) and one scatter for each gradient.
 
-    The parameters are gathered once a gradient, for both passes and all micro-batches. Those too small to be cut, and
+    The parameters are gathered once per gradient, for both passes and all micro-batches. Those too small to be sharded, and
     the parts on a second axis, are all-reduced. The rest is row sums of norms: under a hundredth of the parameters.
     """
-    gradients, found = 1 + refresh, sent(refresh, mesh=mesh, microbatch=microbatch)
-    bytes_of = {kind: sum(c.bytes for c in found if c.kind == kind) for kind in {c.kind for c in found}}
-    assert all(c.loops == () for c in found)
+    gradients, collected = 1 + refresh, sent(refresh, mesh=mesh, microbatch=microbatch)
+    bytes_of = {kind: sum(c.bytes for c in collected if c.kind == kind) for kind in {c.kind for c in collected}}
+    assert all(c.loops == () for c in collected)
     assert bytes_of.keys() <= {"all-gather", "reduce-scatter", "all-reduce"}
     small = 4 * PARAMETERS / 100
     assert bytes_of["all-gather"] <= gradients * (4 * PARAMETERS + small)
