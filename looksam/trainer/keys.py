@@ -1,7 +1,7 @@
-"""Randomness for each image of a batch from a key of its own.
+"""Random keys for the images of a batch, one each.
 
-What is drawn for an image then depends on the step and on its place in the global batch alone: not on the devices the
-batch is spread over, nor on the micro-batches it is cut into.
+What is drawn for an image thus depends only on the step and on its position in the whole batch, not on how the batch is
+split over devices and micro-batches. Models, augmentation and the training step share this one function.
 """
 
 import jax
@@ -10,7 +10,9 @@ from jax.typing import ArrayLike
 
 
 def per_image(key: jax.Array, count: int, start: ArrayLike = 0) -> jax.Array:
-    """A key for each of ``count`` images, the first being number ``start``; keys that are one each are kept.
+    """Returns one key for each of ``count`` images, the first of which has position ``start`` in the batch.
+
+    ``key`` is a single key; an array of ``count`` keys is returned as it is.
 
     Example:
       >>> import jax
@@ -21,5 +23,5 @@ def per_image(key: jax.Array, count: int, start: ArrayLike = 0) -> jax.Array:
     if key.ndim == 0:
         return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(count, dtype=jnp.int32) + jnp.int32(start))
     if key.shape != (count,):
-        raise ValueError(f"key has shape {key.shape}; pass one key, or one for each of {count} images.")
+        raise ValueError(f"key has shape {key.shape}; pass a single key, or one for each of the {count} images.")
     return key

@@ -54,7 +54,7 @@ class Training:
 class Programs:
     """The jitted functions of a recipe.
 
-    - ``init(seed)`` returns the first state, made on the devices where it lives.
+    - ``init(seed)`` returns the state at step 0, created on the devices where it lives.
     - ``step(state, refresh, *arguments, log=False)`` returns the next state and the metrics. The state is donated, and
       the new one has the same shardings, so that a step compiles once per value of ``refresh``: the host knows which
       steps refresh, and the program of the others contains a single gradient.

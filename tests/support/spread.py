@@ -14,7 +14,6 @@ from looksam.trainer.parallel import Layout, make_layout
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.step import TrainState, init_state, make_train_step
 
-METHODS = ("base", "sam", "sam_k", "look_sam", "layer_sam", "look_layer_sam")
 CLASSES, SIDE, WIDTH = 5, 8, 32
 
 
@@ -29,11 +28,11 @@ DATA = _dataset(96)
 
 
 def smooth_model(dropout: float = 0.0) -> Model:
-    """Two tanh layers. The two large kernels are cut over fsdp, the rest stays whole."""
+    """Two tanh layers. The two large kernels are sharded over fsdp, the rest is replicated."""
 
     def init(key: jax.Array) -> tuple[dict[str, jax.Array], dict]:
         sizes = {"in": (3 * SIDE**2, WIDTH), "hidden": (WIDTH, WIDTH), "out": (WIDTH, CLASSES)}
-        draw = np.random.default_rng(0).normal  # by NumPy: JAX would compile a second for each run
+        draw = np.random.default_rng(0).normal  # with NumPy: JAX would spend a second of compilation on each run
         kernels = {name: jnp.asarray(draw(size=size) / size[0] ** 0.5) for name, size in sizes.items()}
         return {**kernels, "bias": jnp.full(WIDTH, 0.1)}, {}
 
@@ -72,14 +71,14 @@ def train(recipe: Recipe, layout: Layout | None = None, steps: int = 10) -> Trai
         wide = Model(lambda _: (to_float64(params), to_float64(stats)), model.apply)
         return init_state(jax.random.key(seed), wide, rule, tx)
 
-    places = layout.shardings(jax.eval_shape(init, 0))
+    shardings = layout.shardings(jax.eval_shape(init, 0))
     step = jax.jit(
         make_train_step(recipe, DATA, model, rule, tx, layout),
         static_argnums=3,
         donate_argnums=0,
-        out_shardings=(places, None),
+        out_shardings=(shardings, None),
     )
-    state, losses = jax.jit(init, out_shardings=places)(recipe.seed), []
+    state, losses = jax.jit(init, out_shardings=shardings)(recipe.seed), []
     for i in range(steps):
         state, metrics = step(state, *batch(recipe, layout, i), rule.refreshes(i) if rule else None)
         losses.append(float(metrics["loss"]))
@@ -105,6 +104,6 @@ def to_host(x: jax.Array) -> np.ndarray:
 
 
 def largest_difference(a: Trained, b: Trained) -> float:
-    """Over the losses and every array of the states."""
+    """The largest absolute difference between the losses and between all arrays of the states."""
     tops = jax.tree.map(lambda x, y: np.max(np.abs(x.astype(float) - y.astype(float)), initial=0.0), a.state, b.state)
     return max(*np.abs(np.subtract(a.losses, b.losses)), *jax.tree.leaves(tops))

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from spread import DATA, METHODS, SMOOTH, largest_difference, train
+from spread import DATA, SMOOTH, largest_difference, train
 
+from looksam.methods import METHODS
 from looksam.trainer.parallel import MeshLayout, SingleDeviceLayout, make_layout
 from looksam.trainer.recipe import Recipe
 
@@ -15,13 +16,13 @@ PLAIN = Recipe(batch_size=48, epochs=10, learning_rate=0.05, rho=0.1, k=3, clip_
 
 @pytest.fixture(scope="module")
 def alone():
-    """The runs on one device, unsplit, each made once."""
-    made = {}
+    """Runs on one device with an unsplit batch, each trained once."""
+    runs = {}
 
     def get(recipe):
-        if recipe not in made:
-            made[recipe] = train(recipe, SingleDeviceLayout())
-        return made[recipe]
+        if recipe not in runs:
+            runs[recipe] = train(recipe, SingleDeviceLayout())
+        return runs[recipe]
 
     return get
 
@@ -39,8 +40,8 @@ def test_losses_and_state_are_those_of_one_device(alone, method, mesh, microbatc
 
 @pytest.mark.parametrize(("mesh", "microbatch"), [("data=1", 24), ("data=1", 8), ("data=2", 24), ("data=8", 24)])
 @pytest.mark.parametrize("method", ["sam", "look_layer_sam"])
-def test_groups_climb_on_their_own_wherever_they_live(alone, method, mesh, microbatch):
-    """m-sharpness: eight groups of six images, against eight gradients by hand in tests/test_groups.py."""
+def test_groups_are_perturbed_separately_on_any_mesh(alone, method, mesh, microbatch):
+    """m-sharpness: eight groups of six images, against eight gradients by hand in tests/rules/test_groups.py."""
     expected = alone(PLAIN.replace(method=method, groups=8))
     got = train(PLAIN.replace(method=method, groups=8, mesh=mesh, microbatch=microbatch))
     assert largest_difference(got, expected) < 1e-9
@@ -53,7 +54,7 @@ def test_groups_by_device(alone):
 
 
 def test_augmentation_and_dropout_are_those_of_one_device(alone):
-    """What is drawn for an image depends on its place in the batch alone: not on devices, nor on micro-batches."""
+    """What is drawn for an image depends on its position in the batch, not on devices or micro-batches."""
     drawn = {"crop_padding": 1, "randaugment": 1, "mixup": 0.2, "dropout": 0.2, "label_smoothing": 0.1}
     recipe = PLAIN.replace(method="look_sam", **drawn)
     got = train(recipe.replace(mesh="data=2,fsdp=4", microbatch=16))
@@ -68,8 +69,8 @@ def test_batch_statistics_are_of_the_whole_batch():
     assert jax.tree.leaves(got.state.stats)
 
 
-def test_the_state_is_made_in_parts():
-    """Each device holds an eighth of every large array, and the program that makes the state holds no more."""
+def test_the_state_is_created_in_shards():
+    """Each device holds an eighth of every large array, and so does the program that creates it."""
     layout = make_layout((1, 8))
     assert isinstance(layout, MeshLayout)
     make = jax.jit(
@@ -84,11 +85,13 @@ def test_the_state_is_made_in_parts():
     assert {shard.data.size for shard in w.addressable_shards} == {512 * 128}
 
 
-def test_which_arrays_are_cut():
+def test_which_arrays_are_sharded():
     layout = make_layout((2, 4))
     assert isinstance(layout, MeshLayout)
-    cut = {shape: tuple(layout.spec(shape)) for shape in ((64, 256), (256, 64), (63, 128), (64, 3, 3, 7), (1023,), ())}
-    assert cut == {
+    specs = {
+        shape: tuple(layout.spec(shape)) for shape in ((64, 256), (256, 64), (63, 128), (64, 3, 3, 7), (1023,), ())
+    }
+    assert specs == {
         (64, 256): (None, "fsdp"),
         (256, 64): ("fsdp",),
         (63, 128): (None, "fsdp"),

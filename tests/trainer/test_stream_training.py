@@ -28,12 +28,12 @@ def recipe(tmp_path_factory):
 
 def test_a_stream_starts_anywhere_and_gives_the_same_batches(recipe):
     dataset = load(recipe)
-    feed, other = (make_train_batches(dataset, recipe, SingleDeviceLayout()) for _ in range(2))
-    assert isinstance(feed, StreamedBatches) and feed.epoch_schedule.steps(1) == 4
-    in_order = [feed.arguments(i) for i in range(6)]  # across an epoch's end
+    batches, other = (make_train_batches(dataset, recipe, SingleDeviceLayout()) for _ in range(2))
+    assert isinstance(batches, StreamedBatches) and batches.epoch_schedule.steps(1) == 4
+    in_order = [batches.arguments(i) for i in range(6)]  # across an epoch's end
     jax.tree.map(np.testing.assert_array_equal, other.arguments(5), in_order[5])
     assert in_order[0][0].shape == (6, 16, 16, 3) and in_order[0][0].dtype == np.uint8
-    feed.close()
+    batches.close()
     other.close()
 
 
@@ -44,7 +44,7 @@ def test_every_test_picture_counts_once(recipe):
     np.testing.assert_array_equal(np.bincount(labels), [5, 5])
 
 
-def test_a_run_on_a_stream_goes_on_where_it_stopped(recipe, tmp_path):
+def test_a_run_on_a_stream_resumes_where_it_stopped(recipe, tmp_path):
     whole = run(recipe, tmp_path / "whole", quiet=True)
     run(recipe.replace(steps=3), tmp_path / "cut", quiet=True)
     resumed = run(recipe, tmp_path / "cut", quiet=True)

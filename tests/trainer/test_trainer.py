@@ -51,6 +51,20 @@ def test_steps_equal_the_same_by_hand():
     assert int(state.step) == int(state.rule_state.count) == 5
 
 
+def test_a_step_that_is_not_logged_skips_what_only_the_metrics_need():
+    training, ends = Training(SHORT), []
+    for log in (True, False):
+        state = training.init()
+        for i in range(2):  # a refresh and a reuse step
+            state, metrics = training.step(state, i, log=log)
+        assert (
+            np.isfinite(metrics["loss"]) and np.isfinite(metrics["cosine"]) == np.isfinite(metrics["grad_norm"]) == log
+        )
+        ends.append(state)
+    jax.tree.map(np.testing.assert_array_equal, *ends)
+    assert training.programs.step._cache_size() == 2
+
+
 def test_statistics_are_of_the_clean_pass_and_dropout_of_one_key():
     small = {"model": "wide_resnet", "depth": 10, "widen": 1, "batch_size": 50, "dropout": 0.3}
     recipe = SHORT.replace(**small, rho=5.0)  # far away: statistics there would differ
