@@ -144,7 +144,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 @pytest.mark.parametrize("y_dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("x_dtype", FLOATS, ids=str)
 def test_sums_are_computed_wide_and_rounded_once(x_dtype, y_dtype):
-    """The result is exact also where all tensors are narrow, for which PyTorch would compute in their own dtype."""
+    """Sums are wide also where all tensors are narrow, which PyTorch alone would add in their own dtype."""
     random = torch.Generator().manual_seed(0)
     shapes = ((), (7,), (3, 5), (0,), (tensors.CACHED + 1,))
     xs, ys = ([torch.randn(shape, generator=random).to(dtype) for shape in shapes] for dtype in (x_dtype, y_dtype))
