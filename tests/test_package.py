@@ -1,4 +1,4 @@
-"""The package as a user meets it: what imports what, which names there are, and documents that do not drift."""
+"""The package as a user meets it: what is imported, which names are public, and documents that stay up to date."""
 
 import json
 import pathlib
@@ -35,6 +35,17 @@ def test_public_names():
         assert name in dir(looksam)
     with pytest.raises(AttributeError, match="'lok_sam'; it has"):
         looksam.lok_sam  # noqa: B018
+
+
+def test_every_rule_is_described_exported_and_has_a_reference():
+    from oracle import REFERENCES
+
+    from looksam import rules
+    from looksam.methods import METHODS
+
+    names = sorted(method.name for method in METHODS.values() if method.is_rule)
+    assert names == rules.family.__all__ == sorted(REFERENCES)
+    assert set(names) < set(looksam.__all__) and set(names) < set(rules.__all__)
 
 
 def test_formulas_point_at_their_code():

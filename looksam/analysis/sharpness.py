@@ -125,13 +125,13 @@ def _perturbed(params: Vector, factor: Scalar, direction: Vector, dtype: DTypeLi
 def _projection(p: float) -> Callable[[Vector, Scalar, DTypeLike], Vector]:
     """Returns the projection onto ‖ε‖_p ≤ ρ, as a function of (ε, ρ, accumulator)."""
     if p == 2:
-        return _onto_ball_2
+        return _projected_2_norm
     if p == math.inf:
         return lambda epsilon, rho, dtype: jax.tree.map(lambda x: jnp.clip(x, -rho, rho), epsilon)
     raise ValueError(f"p={p!r} has no projection here; pass p=2.0 or p=float('inf').")
 
 
-def _onto_ball_2(epsilon: Vector, rho: Scalar, dtype: DTypeLike) -> Vector:
+def _projected_2_norm(epsilon: Vector, rho: Scalar, dtype: DTypeLike) -> Vector:
     norm = jnp.sqrt(pytree.squared_norm(epsilon, dtype))
     return pytree.scale(jnp.minimum(jnp.ones_like(norm), pytree.divide(rho, norm)), epsilon)  # 0 stays 0
 
