@@ -178,8 +178,8 @@ def is_key(leaf: Any) -> bool:
 def snapshot(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Spec]]:
     """Returns copies that outlive a donation of the leaves, sharded as they are, and what the leaves are.
 
-    Checksums are still being computed on the devices; ``finish`` waits for them. On an accelerator the leaves themselves
-    are returned: Orbax copies them to the host before they can be donated.
+    Checksums are still being computed on the devices; ``finish`` waits for them. On an accelerator the leaves
+    themselves are returned: Orbax copies them to the host before they can be donated.
     """
     for name, leaf in leaves.items():
         _check_leaf(name, leaf)

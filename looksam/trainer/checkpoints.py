@@ -141,12 +141,17 @@ class Checkpoints:
                 if tried:
                     self._report(f"the checkpoint of step {step} is whole and is used instead")
                 return step, state, meta
-        if tried:
+        if not tried:
+            return None
+        if which != "last":
+            others = ", ".join(map(str, self._steps())) or "none"
             raise RunError(
-                f"no checkpoint in {self._folder.path} can be used:\n  " + "\n  ".join(tried) + "\n"
-                "Nothing was changed there. To begin again from step 0, choose another folder, or remove this one."
+                f"{self._folder.path}: {tried[0]}. Choose another checkpoint; the steps there are: {others}."
             )
-        return None
+        raise RunError(
+            f"no checkpoint in {self._folder.path} can be used:\n  " + "\n  ".join(tried) + "\n"
+            "Nothing was changed there. To begin again from step 0, choose another folder, or remove this one."
+        )
 
     def latest_step(self) -> int | None:
         """Returns the newest step that is on disk and not known to be damaged."""

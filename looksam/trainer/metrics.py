@@ -24,7 +24,7 @@ EVENTS = "events.out.tfevents"
 
 
 class MetricsLog:
-    """Appends to the metrics in a run's folder; every line is handed to the system before ``write`` returns.
+    """Appends to the metrics in a run's folder; every line is passed to the system before ``write`` returns.
 
     A run that resumes from a checkpoint calls ``cut_back`` first.
 

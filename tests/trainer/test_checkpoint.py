@@ -256,6 +256,15 @@ def test_no_good_checkpoint_stops_the_run(copy):
     assert names(copy) == {"1", "2"}
 
 
+def test_the_checkpoint_that_was_asked_for_is_not_replaced_by_another(copy):
+    truncate(copy / "2" / "manifest.json")
+    checkpoints = Checkpoints(copy, keep=2, read_only=True, report=lambda line: None)
+    with pytest.raises(RunError, match=r"step 2: its file manifest.json .* the steps there are: 1\."):
+        checkpoints.restore(abstract(make_state(0)), 2)
+    assert checkpoints.restore(abstract(make_state(0)), 1)[0] == 1
+    checkpoints.close()
+
+
 def drop_bias(state):
     return state._replace(params={**state.params, "dense": {"kernel": state.params["dense"]["kernel"]}})
 
