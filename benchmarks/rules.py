@@ -3,7 +3,7 @@
     python benchmarks/rules.py --json results/benchmarks/rules.json   # everything, about ten minutes on two CPU cores
     python benchmarks/rules.py --models mlp --rounds 40
 
-All methods take their steps in turn within one run, a cycle of ten steps a round, so that a machine that slows down
+All methods take their steps in turn within one run, a cycle of ten steps per round, so that a machine that slows down
 slows all of them. A ratio is taken within each round; the median over rounds and the middle half are printed.
 """
 
@@ -25,7 +25,7 @@ import looksam
 CYCLE = 10  # a multiple of every k below
 MODELS = {"vit": models.vit, "resnet": models.resnet, "mlp": models.mlp}
 OPTIMIZERS = {"adamw": lambda: optax.adamw(1e-4), "sgdm": lambda: optax.sgd(1e-3, momentum=0.9)}
-METHODS = {  # name: (rule, form); the limit is the number of gradients a step
+METHODS = {  # name: (rule, form); the limit is the number of gradients per step
     "base": (None, "static"),
     "sam": (lambda: looksam.sam(0.05), "static"),
     "look_sam k=5": (lambda: looksam.look_sam(0.05, 0.7, k=5), "static"),

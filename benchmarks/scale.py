@@ -1,11 +1,11 @@
-"""Memory of a step as the batch grows, worked in micro-batches of one size.
+"""Memory of a step as the batch grows, processed in micro-batches of one size.
 
     python benchmarks/scale.py --data-dir DATA/cifar100 --json results/benchmarks/scale.json
 
-Each batch has a process of its own, which trains the recipe ``cifar100-64k`` (a small ViT, LAMB, Look-LayerSAM,
-RandAugment, Mixup) for a few steps of that size, refresh steps among them. Two numbers: the compiler's temporaries of
-the larger program, where activations live, and the most memory that the process had, less what it had before the first
-step. The images themselves, 3 kB each, have to be somewhere, and grow with the batch.
+Each batch size gets a process of its own, which trains the recipe ``cifar100-64k`` (a small ViT, LAMB, Look-LayerSAM,
+RandAugment, Mixup) for a few steps, including refresh steps. Two numbers are reported: the compiler's temporaries of the
+larger program, which hold the activations, and the peak memory of the process minus its memory before the first step.
+The images themselves, 3 kB each, grow with the batch.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def measure(batch: int, data_dir: str) -> dict:
 
 
 def _memory() -> int:
-    """Of this process, now."""
+    """The current memory of this process, in bytes."""
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
 

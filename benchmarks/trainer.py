@@ -2,10 +2,11 @@
 
     python benchmarks/trainer.py --data-dir DATA/cifar100 --json results/benchmarks/trainer.json
 
-Two loops over the same compiled step take turns, a cycle of ten steps at a time: the bare one feeds it one batch, which
-lies on the device, again and again; the trainer's draws its own batches and fetches and writes its metrics. So the one
-ratio is what input and logging cost, and the other what LookSAM-5 costs beside the base recipe, both in the trainer.
-Ratios are taken within each round; the median and the middle half are printed. About five minutes on two CPU cores.
+Two loops over the same compiled step take turns, a cycle of ten steps at a time: the bare one feeds it the same batch,
+already on the device, again and again; the trainer's draws its own batches and fetches and writes its metrics. One ratio
+is therefore the cost of input and logging, and the other that of LookSAM-5 compared with the base recipe, both in the
+trainer. Ratios are taken within each round; the median and the middle half are printed. About five minutes on two CPU
+cores.
 """
 
 import argparse
@@ -42,7 +43,7 @@ class Runner:
             self.count += 1
 
     def loop(self):
-        """The trainer's step: its own batches, metrics fetched and written once a cycle."""
+        """The trainer's step: its own batches, metrics fetched and written once per cycle."""
         for _ in range(CYCLE):
             self.count += 1
             self.state, metrics = self.training.step(self.state, self.count - 1, log=self.count % CYCLE == 0)
@@ -51,7 +52,7 @@ class Runner:
         self.progress.update(self.count, loss=values["loss"])
 
     def input_seconds(self):
-        """What a step waits for its batch: the next indices, drawn and put on the device."""
+        """The time that a step waits for its batch: the next indices, drawn and put on the device."""
         started = time.perf_counter()
         for i in range(100):
             jax.block_until_ready(jax.device_put(self.training.batches.arguments(i)))
