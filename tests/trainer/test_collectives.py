@@ -59,10 +59,10 @@ def test_groups_on_devices_reduce_both_gradients_once():
     ("refresh", "mesh", "microbatch"), [(True, "fsdp=8", None), (True, "fsdp=8", 16), (False, "data=2,fsdp=4", 16)]
 )
 def test_fsdp_gathers_and_scatters_the_parameters_once_per_gradient(refresh, mesh, microbatch):
-    """In all at most what is ideal, two gathers (forward and backward) and one scatter for each gradient.
+    """At most the ideal amount in all: two gathers (forward and backward) and one scatter for each gradient.
 
-    The parameters are gathered once per gradient, for both passes and all micro-batches. Those too small to be sharded, and
-    the parts on a second axis, are all-reduced. The rest is row sums of norms: under a hundredth of the parameters.
+    The parameters are gathered once per gradient, for both passes and all micro-batches. Those too small to be sharded,
+    and the shards on a second axis, are all-reduced. The rest are row sums of norms, under 1 % of the parameters.
     """
     gradients, collected = 1 + refresh, sent(refresh, mesh=mesh, microbatch=microbatch)
     bytes_of = {kind: sum(c.bytes for c in collected if c.kind == kind) for kind in {c.kind for c in collected}}
