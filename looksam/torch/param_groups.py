@@ -1,5 +1,6 @@
 """The base optimizer's parameter groups: checks, gradients, names of parameters, and each group's ρ and α."""
 
+import math
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -118,6 +119,8 @@ class ParamGroups:
 
 def non_negative(name: str, value: Any) -> float:
     """Returns ρ or α as a float; a 0-dim tensor counts as a number."""
+    if type(value) is float and 0 <= value < math.inf:  # the usual case first, as this runs on every step
+        return value
     if isinstance(value, Tensor):
         if value.ndim > 0:
             raise ValueError(f"{name} has shape {tuple(value.shape)}; pass a number >= 0.")
