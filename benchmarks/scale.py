@@ -3,9 +3,9 @@
     python benchmarks/scale.py --data-dir DATA/cifar100 --json results/benchmarks/scale.json
 
 Each batch size gets a process of its own, which trains the recipe ``cifar100-64k`` (a small ViT, LAMB, Look-LayerSAM,
-RandAugment, Mixup) for a few steps, including refresh steps. Two numbers are reported: the compiler's temporaries of the
-larger program, which hold the activations, and the peak memory of the process minus its memory before the first step.
-The images themselves, 3 kB each, grow with the batch.
+RandAugment, Mixup) for a few steps, including refresh steps. Two numbers are reported: the compiler's temporaries of
+the larger program, which hold the activations, and the peak memory of the process minus its memory before the first
+step. The images themselves, 3 kB each, grow with the batch.
 """
 
 import argparse

@@ -3,10 +3,10 @@
     python benchmarks/trainer.py --data-dir DATA/cifar100 --json results/benchmarks/trainer.json
 
 Two loops over the same compiled step take turns, a cycle of ten steps at a time: the bare one feeds it the same batch,
-already on the device, again and again; the trainer's draws its own batches and fetches and writes its metrics. One ratio
-is therefore the cost of input and logging, and the other that of LookSAM-5 compared with the base recipe, both in the
-trainer. Ratios are taken within each round; the median and the middle half are printed. About five minutes on two CPU
-cores.
+already on the device, again and again; the trainer's draws its own batches and fetches and writes its metrics. One
+ratio is therefore the cost of input and logging, and the other that of LookSAM-5 compared with the base recipe, both
+in the trainer. Ratios are taken within each round; the median and the middle half are printed. About five minutes on
+two CPU cores.
 """
 
 import argparse

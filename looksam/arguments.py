@@ -7,14 +7,15 @@ import difflib
 import math
 import numbers
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal, get_args
 
 
 class ArgumentError(ValueError):
     """An argument does not fit what it is applied to, such as more images than a dataset has."""
 
 
-SCALINGS = ("normalized", "literal", "adaptive")
+Scaling = Literal["normalized", "literal", "adaptive"]  # of layer-wise perturbations
+SCALINGS: tuple[str, ...] = get_args(Scaling)
 
 
 def is_number(value: Any, kind: type = numbers.Real) -> bool:

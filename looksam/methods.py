@@ -29,7 +29,7 @@ class Method:
     """One method: the base optimizer alone, or with a rule that chooses the gradient it sees."""
 
     name: str  # in recipes and on the command line; also the name of the factory in looksam.rules
-    label: str  # what people call it; "{k}" stands for the period
+    label: str  # the display name; "{k}" stands for the period
     settings: tuple[str, ...]  # the settings of a recipe that the factory takes
     colour: tuple[str, str]  # on a light and on a dark page
     marker: str  # Matplotlib's letter, so that figures can be read without colour
@@ -97,7 +97,7 @@ METHODS: dict[str, Method] = _table(
     ),
 )
 
-OPTIMIZERS = {"sgdm": "SGD-M", "adamw": "AdamW", "lamb": "LAMB"}  # what people call the base optimizers
+OPTIMIZERS = {"sgdm": "SGD-M", "adamw": "AdamW", "lamb": "LAMB"}  # display names of the base optimizers
 
 
 # Rows of tables and stored results are named as in the paper: base, sam, sam_5, look_sam_5, look_layer_sam. A method's

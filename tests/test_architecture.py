@@ -1,4 +1,4 @@
-"""The three floors of the package: imports point down, and no two modules import each other."""
+"""The layers of the package: imports point down, and no two modules import each other."""
 
 import ast
 import importlib.metadata
@@ -22,9 +22,9 @@ def test_no_modules_import_each_other():
     assert structure.cycles(structure.imports()) == []
 
 
-def test_every_room_has_its_floor():
-    rooms = {path.name for path in (ROOT / "looksam").iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert rooms == {room for floor in structure.FLOORS for room in floor}
+def test_every_folder_has_its_floor():
+    folders = {path.name for path in (ROOT / "looksam").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders == {folder for floor in structure.FLOORS for folder in floor}
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,10 @@ def _stored(path: str) -> Any:
 
 
 def trainer_table(rows: list[dict]) -> str:
-    lines = ["| recipe | input, of a step | images/s to a bare loop | LookSAM-5 to base |", "|---|---|---|---|"]
+    lines = [
+        "| recipe | input, share of a step | throughput / bare loop | step time, LookSAM-5 / base |",
+        "|---|---|---|---|",
+    ]
     for row in rows:
         speed, cost = row["images_per_second_to_bare"][1], row["look_sam_5_to_base"][1]
         lines.append(f"| {row['recipe']} | {100 * row['input_share']:.2f} % | {speed:.2f} | {cost:.2f} |")
@@ -35,7 +38,7 @@ def trainer_table(rows: list[dict]) -> str:
 
 
 def scale_table(result: dict) -> str:
-    lines = ["| batch | temporaries, MiB | images, MiB | the process grew by, MiB |", "|---|---|---|---|"]
+    lines = ["| batch | temporaries, MiB | images, MiB | growth of the process, MiB |", "|---|---|---|---|"]
     for row in result["rows"]:
         sizes = " | ".join(f"{row[name] / 2**20:,.0f}" for name in ("temporaries", "images", "grown"))
         lines.append(f"| {row['batch']:,} | {sizes} |")

@@ -67,8 +67,8 @@ def _targets(node: ast.AST, known: dict[str, pathlib.Path]) -> set[str]:
 
 def floor(module: str) -> int:
     """The number of a module's floor, 0 for the library."""
-    room = [*module.split("."), ""][1]
-    return next((number for number, rooms in enumerate(FLOORS) if room in rooms), 0)
+    folder = [*module.split("."), ""][1]
+    return next((number for number, folders in enumerate(FLOORS) if folder in folders), 0)
 
 
 def upward(edges: list[Import]) -> list[Import]:

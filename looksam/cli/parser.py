@@ -1,8 +1,8 @@
 """The parser: argparse with short errors, and one flag for each setting of a recipe.
 
-We tried tyro, simple-parsing and jsonargparse for the flags and kept argparse: their errors (a box of eight lines,
-"invalid int value") cannot be replaced by ours, which name the value and the closest flag in two lines, and they read
-``none`` or the name of a recipe as the default differently.
+The flags are argparse's own and not those of tyro, simple-parsing or jsonargparse: their errors (a box of eight lines,
+"invalid int value") cannot be replaced by ours, which name the value and the closest flag in two lines, and they can
+neither take their defaults from a recipe named on the same command line nor read ``none`` for every optional type.
 """
 
 import argparse

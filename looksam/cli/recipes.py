@@ -11,7 +11,7 @@ from looksam.trainer.recipes import ALL, Listing
 
 DESCRIPTION = """\
 List the recipes: name, table of the paper, the paper's top-1 accuracy in percent, and hardware with time as the paper
-reports them (for the small recipes: as measured here).
+reports them (for the small recipes: as measured or estimated here).
 """
 EXAMPLES = """\
 examples:

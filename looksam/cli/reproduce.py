@@ -96,7 +96,7 @@ def _full(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
 
     changes = {name: getattr(arguments, name) for name in ("mesh", "microbatch", "data_dir", "download")}
     processes = process_arguments(arguments)
-    with distributed.joined(processes and distributed.DistributedConfig(*processes)):
+    with distributed.session(processes and distributed.DistributedConfig(*processes)):
         for name in _with_recipes(names):
             folder = pathlib.Path(arguments.out) / name
             folder.mkdir(parents=True, exist_ok=True)  # before any time is spent

@@ -55,7 +55,7 @@ def _train(arguments: argparse.Namespace) -> int:
     processes = process_arguments(arguments)
     from looksam.trainer import distributed, run
 
-    with distributed.joined(processes and distributed.DistributedConfig(*processes)):
+    with distributed.session(processes and distributed.DistributedConfig(*processes)):
         result = run(recipe, run_dir, report=report, quiet=arguments.quiet)
         if distributed.is_primary():
             print_result(result, as_json=arguments.json)

@@ -28,6 +28,7 @@ from looksam.methods import METHODS
 from looksam.trainer.batches import load
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.recipes.small import DIGITS_GRIDS, DIGITS_SELECTED
+from looksam.trainer.run_directory import write_atomically
 
 VERSION = 1  # of results.json and tuning.json
 VMAPPED_PARAMETERS = 150_000  # larger models train one seed at a time, to bound the memory
@@ -129,10 +130,8 @@ def tune(recipe: Recipe, grids: dict[str, list[Settings]], *, seeds: int, report
 
 
 def write_results(path: pathlib.Path, results: dict[str, Any]) -> None:
-    """Writes results.json or tuning.json, whole or not at all."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(results, indent=1) + "\n")
-    partial.rename(path)
+    """Writes results.json or tuning.json, atomically."""
+    write_atomically(path, (json.dumps(results, indent=1) + "\n").encode())
 
 
 def read_results(path: pathlib.Path) -> dict[str, Any]:

@@ -151,7 +151,7 @@ def answers(labels: str, recipes: Recipes, store: Store, seeds: int) -> list[str
 
 def _kept(labels: str, k: int, scores: Mapping[str, Sequence[float]]) -> str:
     share = round(100 * share_kept(scores["base"], scores["sam"], scores[f"look_sam_{k}"]), 1)  # judged as printed
-    verdict = f"{'at least' if share >= KEPT else 'less than'} the {KEPT} % asked for"
+    verdict = f"{'at least' if share >= KEPT else 'less than'} our threshold of {KEPT} %"
     return f"{labels}: LookSAM-{k} keeps {share:.1f} % of SAM's gain, {verdict}."
 
 

@@ -55,7 +55,6 @@ VIT = Recipe(
 LAMB = VIT.replace(optimizer="lamb", schedule="linear", epochs=40)
 LAMB_BATCHES = (50, 400)  # 24 and 3 steps per epoch
 WARM_UP_EPOCHS = 2
-SCALINGS = ("normalized", "literal", "adaptive")
 LAYER = "look_layer_sam:normalized"  # the default scaling
 
 # --- the settings that each method tries --------------------------------------------------------------------------

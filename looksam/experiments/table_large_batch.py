@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from looksam.arguments import SCALINGS
 from looksam.experiments.engine.runs import Run, Store
 from looksam.experiments.engine.statistics import difference, significant
 from looksam.experiments.engine.tuner import accuracies, reported_runs, tuning_stages
@@ -15,7 +16,7 @@ from looksam.experiments.experiment import (
 )
 from looksam.experiments.report.document import Entry, Figure, Series, Table
 from looksam.experiments.sam_comparison import notes
-from looksam.experiments.small_scale import LABEL_NOISE, LAMB_BATCHES, LAMB_GRIDS, LAYER, SCALINGS, lamb_studies
+from looksam.experiments.small_scale import LABEL_NOISE, LAMB_BATCHES, LAMB_GRIDS, LAYER, lamb_studies
 from looksam.methods import label, parse_row
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.recipes.paper_tables import paper_row

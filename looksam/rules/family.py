@@ -8,23 +8,21 @@ points open; docs/maths.md says how each is read here.
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 from jax.typing import DTypeLike
 
 from looksam import arguments
+from looksam.arguments import Scaling
 from looksam.rules import validation
 from looksam.rules.batching import Groups
 from looksam.rules.perturbation import Layers, Perturbation, global_perturbation, layerwise_perturbation
-from looksam.rules.rule import Rule, Setting
+from looksam.rules.rule import Rule, ScalarOrSchedule
 
 __all__ = ["layer_sam", "look_layer_sam", "look_sam", "sam", "sam_k"]
 
-Scaling = Literal["normalized", "literal", "adaptive"]
-
 
 def sam(
-    rho: Setting,
+    rho: ScalarOrSchedule,
     *,
     p: float = 2.0,
     groups: Groups | None = None,
@@ -59,7 +57,7 @@ def sam(
 
 
 def sam_k(
-    rho: Setting,
+    rho: ScalarOrSchedule,
     k: int,
     *,
     p: float = 2.0,
@@ -89,8 +87,8 @@ def sam_k(
 
 
 def look_sam(
-    rho: Setting,
-    alpha: Setting = 0.7,
+    rho: ScalarOrSchedule,
+    alpha: ScalarOrSchedule = 0.7,
     k: int = 5,
     *,
     p: float = 2.0,
@@ -138,7 +136,7 @@ def look_sam(
 
 
 def layer_sam(
-    rho: Setting,
+    rho: ScalarOrSchedule,
     *,
     p: float = 2.0,
     scaling: Scaling = "normalized",
@@ -179,8 +177,8 @@ def layer_sam(
 
 
 def look_layer_sam(
-    rho: Setting,
-    alpha: Setting = 0.7,
+    rho: ScalarOrSchedule,
+    alpha: ScalarOrSchedule = 0.7,
     k: int = 5,
     *,
     p: float = 2.0,

@@ -1,6 +1,6 @@
 """The rule: chooses, on every step, the gradient that the base optimizer sees.
 
-A rule is {perturbation} × {period} × {what a refresh returns} × {reuse in between}. The factories of ``family.py`` name
+A rule is {perturbation} × {period of the second gradient} × {what the steps in between do}. The factories of ``family.py`` name
 the combinations; ``steps.py`` has the maths of each kind of step. Here is what happens in a step, in order: take the
 gradient, decide between refresh and reuse, perturb, take the second gradient.
 """
@@ -22,7 +22,7 @@ from looksam.rules.pytree import Scalar, Vector
 from looksam.rules.steps import LookSAMState, SAMState, State, Step, StepInfo
 
 Schedule = Callable[[jax.Array], ArrayLike]  # the rule's step count -> a value
-Setting = ArrayLike | Schedule
+ScalarOrSchedule = ArrayLike | Schedule
 ValueAndGrad = Callable[..., tuple[Any, Vector]]  # (params, *args) -> (value, gradient), as from jax.value_and_grad
 Result = TypeVar("Result")
 
@@ -38,9 +38,9 @@ class Rule:
     """
 
     perturbation: Perturbation
-    rho: Setting  # radius of the perturbation
+    rho: ScalarOrSchedule  # radius of the perturbation
     k: int = 1  # the period: steps 0, k, 2k, … refresh
-    alpha: Setting | None = None  # strength of the reuse between two refreshes; None: the plain gradient there
+    alpha: ScalarOrSchedule | None = None  # strength of the reuse between two refreshes; None: the plain gradient there
     store_dtype: DTypeLike | None = None  # of the kept g_v; None: each parameter's
     groups: Groups | None = None  # parts of the batch that are perturbed separately; None: the whole batch as one
     batch_argnums: Sequence[int] | None = None  # the arguments that are split into groups; None: all

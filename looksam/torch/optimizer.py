@@ -14,7 +14,7 @@ from looksam.torch.formulas import StepInfo, UnitPerturbation
 from looksam.torch.param_groups import (
     Layers,
     ParamGroups,
-    Setting,
+    ScalarOrSchedule,
     check_base,
     check_model,
     check_store_dtype,
@@ -29,7 +29,7 @@ from looksam.torch.sharding import PERTURBATIONS, Ranks
 class SharpnessAware(Optimizer):
     """A sharpness-aware rule around a base optimizer; the five subclasses are the rules.
 
-    A rule is {which perturbation} × {when the second gradient is taken} × {what is done in between}.
+    A rule is {perturbation} × {period of the second gradient} × {what the steps in between do}.
 
     Attributes:
       base: the wrapped optimizer. Its param groups and its state are also those of the wrapper.
@@ -43,9 +43,9 @@ class SharpnessAware(Optimizer):
         base: Optimizer,
         unit_perturbation: UnitPerturbation,
         *,
-        rho: Setting,
+        rho: ScalarOrSchedule,
         k: int,
-        alpha: Setting | None = None,
+        alpha: ScalarOrSchedule | None = None,
         layers: Layers | None = None,
         store_dtype: torch.dtype | None = None,
         model: nn.Module | None = None,
@@ -56,7 +56,7 @@ class SharpnessAware(Optimizer):
         check_model(model)
         check_store_dtype(store_dtype)
         arguments.layer_function(layers, example="block.weight")
-        settings: dict[str, Setting] = {"rho": rho} | ({} if alpha is None else {"alpha": alpha})
+        settings: dict[str, ScalarOrSchedule] = {"rho": rho} | ({} if alpha is None else {"alpha": alpha})
         numbers = {name: value for name, value in settings.items() if not callable(value)}
         for name, value in numbers.items():
             non_negative(name, value)

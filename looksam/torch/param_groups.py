@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from looksam import arguments
 from looksam.torch.tensors import Tensors
 
-Setting = float | Callable[[int], float]  # a number, or a function of the rule's step count
+ScalarOrSchedule = float | Callable[[int], float]  # a number, or a function of the rule's step count
 Layers = Callable[[str], Hashable]  # from a parameter's name, "block.weight", to the name of its layer
 
 WRAPPERS = ("_orig_mod.", "module.")  # torch.compile and DistributedDataParallel; a layer keeps its name under them
@@ -23,7 +23,7 @@ class ParamGroups:
     """The base optimizer's groups as a rule sees them; ``base`` may replace or extend them at any time."""
 
     base: Optimizer
-    settings: dict[str, Setting]  # rho, and alpha for rules that reuse g_v
+    settings: dict[str, ScalarOrSchedule]  # rho, and alpha for rules that reuse g_v
     layers: Layers | None
     model: nn.Module | None
 
@@ -129,7 +129,7 @@ def non_negative(name: str, value: Any) -> float:
 
 
 def check_base(base: Any, wrapper: type[Optimizer]) -> None:
-    """Raises if ``base`` is no optimizer that the rules can wrap."""
+    """Raises if ``base`` is not an optimizer that the rules can wrap."""
     if isinstance(base, type) and issubclass(base, Optimizer):
         raise TypeError(f"base={base.__name__} is a class; pass an instance, e.g. {base.__name__}(model.parameters()).")
     if not isinstance(base, Optimizer):
@@ -150,7 +150,7 @@ def check_store_dtype(dtype: Any) -> None:
 
 
 def check_model(model: Any) -> None:
-    """Raises if ``model`` is no module."""
+    """Raises if ``model`` is not a module."""
     if model is not None and not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; pass the torch.nn.Module that the closure trains.")
 

@@ -12,12 +12,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from looksam.arguments import exponent, layer_scaling
+from looksam.arguments import Scaling, exponent, layer_scaling
 from looksam.torch.formulas import global_perturbation, layer_perturbation
 from looksam.torch.optimizer import SharpnessAware
-from looksam.torch.param_groups import Layers, Setting
+from looksam.torch.param_groups import Layers, ScalarOrSchedule
 
-Scaling = Literal["normalized", "literal", "adaptive"]
 Perturbation = Literal["global", "rank"]
 
 
@@ -58,7 +57,7 @@ class SAMk(SharpnessAware):
     def __init__(
         self,
         base: Optimizer,
-        rho: Setting,
+        rho: ScalarOrSchedule,
         k: int,
         *,
         p: float = 2.0,
@@ -101,7 +100,7 @@ class SAM(SAMk):
     def __init__(
         self,
         base: Optimizer,
-        rho: Setting,
+        rho: ScalarOrSchedule,
         *,
         p: float = 2.0,
         model: nn.Module | None = None,
@@ -146,8 +145,8 @@ class LookSAM(SharpnessAware):
     def __init__(
         self,
         base: Optimizer,
-        rho: Setting,
-        alpha: Setting = 0.7,
+        rho: ScalarOrSchedule,
+        alpha: ScalarOrSchedule = 0.7,
         k: int = 5,
         *,
         p: float = 2.0,
@@ -202,7 +201,7 @@ class LayerSAM(SharpnessAware):
     def __init__(
         self,
         base: Optimizer,
-        rho: Setting,
+        rho: ScalarOrSchedule,
         *,
         p: float = 2.0,
         scaling: Scaling = "normalized",
@@ -255,8 +254,8 @@ class LookLayerSAM(SharpnessAware):
     def __init__(
         self,
         base: Optimizer,
-        rho: Setting,
-        alpha: Setting = 0.7,
+        rho: ScalarOrSchedule,
+        alpha: ScalarOrSchedule = 0.7,
         k: int = 5,
         *,
         p: float = 2.0,

@@ -180,7 +180,7 @@ class HostBatches(InMemoryBatches):
     def arguments(self, step: int) -> tuple[Any, ...]:
         rows = self.rows(step)
         arrays = self._source.images, self._source.labels
-        return tuple(self._layout.put_batch(len(rows), taking(array, rows)) for array in arrays)
+        return tuple(self._layout.put_batch(len(rows), row_reader(array, rows)) for array in arrays)
 
 
 class StreamedBatches(TrainBatches):
@@ -252,7 +252,7 @@ def _eval_batches_in_memory(test: Images, layout: Layout) -> Iterator[EvalBatch]
         rows = np.arange(start, start + size)
         weight = (rows < len(test)).astype(np.float32)
         rows = np.minimum(rows, len(test) - 1)
-        takes = taking(test.images, rows), taking(test.labels, rows), weight.__getitem__
+        takes = row_reader(test.images, rows), row_reader(test.labels, rows), weight.__getitem__
         yield EvalBatch(*(layout.put_batch(size, take) for take in takes))
 
 
@@ -276,7 +276,7 @@ def _round_up(count: int, multiple: int) -> int:
 # --- onto the devices ---------------------------------------------------------------------------------------------
 
 
-def taking(array: np.ndarray, rows: np.ndarray) -> Callable[[slice], np.ndarray]:
+def row_reader(array: np.ndarray, rows: np.ndarray) -> Callable[[slice], np.ndarray]:
     """For ``Layout.put_batch``: takes parts of the batch ``array[rows]``, copying only what is asked for."""
     return lambda part: array[rows[part]]
 

@@ -147,7 +147,7 @@ def plain_json(meta: Any) -> Any:
         return json.loads(json.dumps(meta))
     except (TypeError, ValueError) as error:
         raise type(error)(
-            f"meta cannot be written as JSON: {error}; pass plain dicts, lists, texts and numbers."
+            f"meta cannot be written as JSON: {error}; pass plain dicts, lists, strings and numbers."
         ) from None
 
 

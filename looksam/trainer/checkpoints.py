@@ -1,4 +1,4 @@
-"""Checkpoints: sharded, written by Orbax next to the training, whole or not at all, and checked before they are used.
+"""Checkpoints: sharded, written by Orbax asynchronously and atomically, and checked before they are used.
 
 Every process writes its own shards of the state into the run's folder, which all of them see, and reads what its
 devices need of them; none holds the whole state. A checkpoint is the same whatever mesh it was written from, so a run
@@ -29,7 +29,8 @@ from looksam.trainer import checkpoint_files, checksum, distributed
 from looksam.trainer.checkpoint_files import STATE, Folder, Spec
 from looksam.trainer.run_directory import RunError
 
-Which = Literal["last", "best"] | int  # a checkpoint of a run: the newest good one, the best, or that of a step
+CheckpointChoice = Literal["last", "best"] | int  # the latest valid checkpoint, the best, or that of a step
+# a checkpoint of a run: the latest valid one, the best, or that of a step
 SLICE_BYTES = 2**20  # replicated arrays of at least that many bytes per replica are written in parts, one by each
 T = TypeVar("T")
 
@@ -114,7 +115,7 @@ class Checkpoints:
         self._pending = step, self._writer.submit(self._write, step, copies, {**content, "leaves": specs}, copied)
         copied.wait()
 
-    def restore(self, like: Any, which: Which = "last") -> tuple[int, Any, dict[str, Any]] | None:
+    def restore(self, like: Any, which: CheckpointChoice = "last") -> tuple[int, Any, dict[str, Any]] | None:
         """Returns the newest checkpoint that is whole, as (step, state, meta); None if there is none at all.
 
         Files are compared with their SHA-256, and arrays with their checksums. A checkpoint that cannot be read or does
@@ -198,7 +199,7 @@ class Checkpoints:
     def _steps(self) -> list[int]:
         return [step for step in self._folder.steps() if step not in self._damaged]
 
-    def _candidates(self, which: Which) -> list[int]:
+    def _candidates(self, which: CheckpointChoice) -> list[int]:
         """Returns the steps to try, in this order."""
         steps = self._steps()
         if which == "last":

@@ -1,4 +1,4 @@
-"""Many processes, one run: how they join, notice that one of them has gone, exchange values, and stop together.
+"""Many processes, one run: how they join, notice that one of them has exited, exchange values, and stop together.
 
 When a process dies, the others wait in a collective that will never end; JAX's own heartbeat aborts them about a minute
 later, with a stack trace. Here each process keeps a connection to the first one, which the kernel of its host closes
@@ -66,7 +66,7 @@ def is_primary() -> bool:
 
 
 @contextlib.contextmanager
-def joined(config: DistributedConfig | None) -> Iterator[None]:
+def session(config: DistributedConfig | None) -> Iterator[None]:
     """Makes this one of many processes, or with None the only one; they leave the block together.
 
     If this process fails, or another one does, it ends at once: waiting for the others would be waiting for ever.
@@ -118,10 +118,10 @@ def _keep_stdout() -> None:
 
 
 def _report_abort() -> None:
-    """Reports that the first process has gone where JAX's client aborts this one for it, from C++."""
+    """Reports that the first process has exited where JAX's client aborts this one for it, from C++."""
 
     def report(number: int) -> None:
-        _end("the first process of this run has gone, or cannot be reached")
+        _end("the first process of this run has exited, or cannot be reached")
 
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(report)
     _HANDLERS.append(handler)  # C keeps no reference
@@ -130,7 +130,7 @@ def _report_abort() -> None:
 
 def _end_by(error: BaseException) -> NoReturn:
     if is_peer_failure(error):
-        _end(f"another process of this run has gone, or cannot be reached: {_first_line(error)}")
+        _end(f"another process of this run has exited, or cannot be reached: {_first_line(error)}")
     if os.environ.get("LOOKSAM_DEBUG", "0") not in ("", "0") or not isinstance(error, EXPECTED):
         traceback.print_exception(error)
     _end(f"{error or type(error).__name__}", advice="")
@@ -145,7 +145,7 @@ def is_peer_failure(error: BaseException) -> bool:
 
 
 def _end_without(who: str) -> None:
-    _end(f"{who} of this run has gone")
+    _end(f"{who} of this run has exited")
 
 
 def _end(message: str, advice: str = RESTART) -> NoReturn:
@@ -245,7 +245,7 @@ def broadcast_json(value: Any) -> Any:
     return json.loads(broadcast(text).tobytes())
 
 
-def in_which(flag: bool) -> list[int]:
+def processes_where(flag: bool) -> list[int]:
     """Returns the processes in which the flag is true."""
     return [int(index) for index in np.flatnonzero(multihost_utils.process_allgather(np.array(flag)))]
 
@@ -302,7 +302,7 @@ def check_same_recipe(recipe: Recipe) -> None:
         return
     theirs = Recipe.from_json(json.dumps(broadcast_json(recipe.to_dict())))
     changes = changes_between(recipe, theirs, ("data_dir", "workers"))
-    if not in_which(bool(changes)):
+    if not processes_where(bool(changes)):
         return
     who = f"process 0 has other settings ({changes})" if changes else "another process has other settings than this one"
     raise RunError(f"{who}; start all processes with the same command.")
@@ -315,8 +315,8 @@ def check_shared(directory: pathlib.Path) -> None:
     token = directory / f"visible-to-all.{broadcast_json(secrets.token_hex(8))}"
     if is_primary():
         token.touch()
-    in_which(False)  # wait for it
-    blind = in_which(not token.exists())
+    processes_where(False)  # wait for it
+    blind = processes_where(not token.exists())
     if is_primary():
         token.unlink()
     if blind:

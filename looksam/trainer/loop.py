@@ -1,6 +1,6 @@
 """The training loop: steps, evaluation, metrics and checkpoints, until the run is finished or asked to stop.
 
-``run`` trains by a recipe in a folder, resuming from the newest good checkpoint there. ``restored`` and
+``run`` trains a recipe in a folder, resuming from the latest valid checkpoint there. ``restored`` and
 ``evaluate_run`` read a run back. ``Interrupts`` turns Ctrl-C and SIGTERM into a flag, so that a run stops between two
 steps.
 """
@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from looksam.trainer import distributed
-from looksam.trainer.checkpoints import Checkpoints, Which
+from looksam.trainer.checkpoints import CheckpointChoice, Checkpoints
 from looksam.trainer.metrics import MetricsLog
 from looksam.trainer.progress import Progress
 from looksam.trainer.recipe import Recipe
@@ -30,9 +30,9 @@ from looksam.trainer.training import Training
 def run(
     recipe: Recipe, run_dir: str | pathlib.Path, *, report: Callable[[str], None] = print, quiet: bool = False
 ) -> dict[str, Any]:
-    """Trains by ``recipe`` in ``run_dir``, resuming from the newest good checkpoint there.
+    """Trains a recipe with its outputs in ``run_dir``, resuming from the latest valid checkpoint there.
 
-    The same recipe gives the same bits, however often the run is interrupted and resumed.
+    A run that was interrupted and resumed is bitwise identical to one that was not.
 
     Returns:
         ``status`` ("finished" or "interrupted") and ``signal``; ``step``; the last ``test_accuracy`` and ``test_loss``
@@ -183,13 +183,13 @@ class _Loop:
 
 @contextlib.contextmanager
 def restored(
-    directory: pathlib.Path, *, checkpoint: Which = "last", **changes: Any
+    directory: pathlib.Path, *, checkpoint: CheckpointChoice = "last", **changes: Any
 ) -> Iterator[tuple[Training, int, TrainState]]:
     """Gives the training, the step and the state of a run, on one device. The run may still be training.
 
     Args:
         directory: the run's folder.
-        checkpoint: "last" for the newest good one, "best" for the one with the highest best metric, or a step.
+        checkpoint: "last" for the latest valid one, "best" for the one with the highest best metric, or a step.
         changes: settings that replace those of the run's recipe.
     """
     recipe = read_recipe(directory).replace(mesh="data=1", microbatch=None, groups=None, **changes)
@@ -206,12 +206,12 @@ def restored(
         checkpoints.close()
 
 
-def evaluate_run(run_dir: str | pathlib.Path, checkpoint: Which = "last") -> dict[str, Any]:
+def evaluate_run(run_dir: str | pathlib.Path, checkpoint: CheckpointChoice = "last") -> dict[str, Any]:
     """Returns accuracy and loss of a run's checkpoint on the test set, or on what ``validation`` holds out.
 
     Args:
         run_dir: the run's folder.
-        checkpoint: "last" for the newest good one, "best" for the one with the highest best metric, or a step.
+        checkpoint: "last" for the latest valid one, "best" for the one with the highest best metric, or a step.
     """
     directory = pathlib.Path(run_dir)
     with restored(directory, checkpoint=checkpoint) as (training, step, state):

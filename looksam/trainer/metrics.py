@@ -11,13 +11,12 @@ import io
 import json
 import math
 import numbers
-import os
 import pathlib
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from looksam.trainer.run_directory import RunError
+from looksam.trainer.run_directory import RunError, write_atomically
 
 NAME = "metrics.jsonl"
 EVENTS = "events.out.tfevents"
@@ -66,7 +65,7 @@ class MetricsLog:
             data = self._path.read_bytes() if self._path.exists() else b""
             kept = b"".join(line for line, record in _records(self._path, data) if record["step"] <= step)
             if kept != data:
-                _replace(self._path, kept)
+                write_atomically(self._path, kept)
 
     def close(self) -> None:
         with self._stop_on_full_disk():
@@ -148,20 +147,11 @@ def _records(path: pathlib.Path, data: bytes) -> Iterator[tuple[bytes, dict[str,
         yield line, record
 
 
-def _replace(path: pathlib.Path, data: bytes) -> None:
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-
-
 def _number(name: str, value: Any) -> int | float:
     if name in ("step", "split"):
         raise ValueError(f"a value is called {name!r}, which every line has already; give it another name.")
     if isinstance(value, numbers.Integral):
         return int(value)
     if isinstance(value, str):
-        raise TypeError(f"{name}={value!r} is a text; metrics are numbers.")
+        raise TypeError(f"{name}={value!r} is a string; metrics are numbers.")
     return float(value)

@@ -24,11 +24,6 @@ def make_rule(recipe: Recipe, rho: Any = None, alpha: Any = None) -> Rule | None
     return METHODS[recipe.method].rule(vars(recipe) | replaced)
 
 
-def gradients_per_step(recipe: Recipe) -> float:
-    """The mean number of gradients that one step of the recipe takes."""
-    return METHODS[recipe.method].gradients_per_step(recipe.k)
-
-
 def make_schedule(recipe: Recipe, total_steps: int, peak: Any = None) -> optax.Schedule:
     """Linear warm-up from 0 to the peak, then cosine or linear decay to 0 at ``total_steps``.
 

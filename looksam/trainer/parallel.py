@@ -246,7 +246,7 @@ class Gradient:
         value, (grads,) = self._over_devices(params, *batch)
         return value, grads
 
-    def by(
+    def with_rule(
         self, rule: Rule, params: Any, rule_state: Any, *batch: Any, refresh: bool | None
     ) -> tuple[Any, Any, Any, StepInfo]:
         """What ``rule.gradient`` returns. With groups, a refresh step perturbs each group by its own gradient."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
-from looksam.arguments import did_you_mean
+from looksam.arguments import Scaling, did_you_mean
 from looksam.methods import METHODS
 from looksam.trainer.data.reading import DATASETS
 from looksam.trainer.models import MODELS
@@ -118,13 +118,13 @@ class Recipe:
     rho: float = 0.05
     """Radius of the perturbation at which the second gradient is taken."""
     alpha: float = 0.7
-    """Strength of the reused direction, for look_sam and look_layer_sam."""
+    """Strength of the reused direction."""
     k: int = 5
-    """Number of steps that share one second gradient, for sam_k, look_sam and look_layer_sam."""
+    """Number of steps that share one second gradient."""
     p: float = 2.0
     """The p of the perturbation's p-norm: more than 1, up to inf."""
-    scaling: Literal["normalized", "literal", "adaptive"] = "normalized"
-    """Formula of the layer-wise scaling, for layer_sam and look_layer_sam."""
+    scaling: Scaling = "normalized"
+    """Formula of the layer-wise scaling."""
 
     # parallelism
     mesh: str = "auto"
@@ -276,7 +276,9 @@ def describe(wanted: Any) -> str:
         return " or ".join(describe(option) for option in get_args(wanted))
     if get_origin(wanted) is Literal:
         return "one of " + ", ".join(map(str, get_args(wanted)))
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "none"}[wanted]
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "a string", type(None): "none"}[
+        wanted
+    ]
 
 
 def fits(value: Any, wanted: Any) -> bool:

@@ -8,16 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from looksam.analysis import measure
 from looksam.arguments import ArgumentError
-from looksam.trainer.checkpoints import Which
+from looksam.trainer.checkpoints import CheckpointChoice
 from looksam.trainer.data import Encoded, Images, eval_batches
-from looksam.trainer.data.transforms.augment import normalize
 from looksam.trainer.loop import restored
 from looksam.trainer.run_directory import read_recipe
-from looksam.trainer.step import moments
+from looksam.trainer.step import make_eval_loss
 from looksam.trainer.training import Training
 
 DEFAULT_IMAGES = 1000
@@ -29,7 +27,7 @@ def analyze_run(
     images: int | None = None,
     rho: float | None = None,
     eigenvalues: int = 3,
-    checkpoint: Which = "last",
+    checkpoint: CheckpointChoice = "last",
     report: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Measure how flat the loss is around a checkpoint of a run; the numbers, with None where one is not finite.
@@ -51,8 +49,9 @@ def analyze_run(
         count = _count(images, len(training.dataset.train))
         train, test = (_first(part, count, training) for part in (training.dataset.train, training.dataset.test))
         report(f"step {step}: {len(train[1])} training and {len(test[1])} test images")
+        eval_loss = make_eval_loss(training.dataset, training.programs.model)
         numbers = measure(
-            _loss(training, state.stats),
+            lambda params, images, labels: eval_loss(params, state.stats, images, labels),
             state.params,
             train,
             test,
@@ -83,17 +82,6 @@ def _first(part: Images | Encoded, count: int, training: Training) -> tuple[jax.
     [batch] = eval_batches(part, batch_size=len(part), image_size=side, workers=training.recipe.workers)
     readable = batch["weight"] > 0
     return jnp.asarray(batch["image"][readable]), jnp.asarray(batch["label"][readable])
-
-
-def _loss(training: Training, stats: Any) -> Callable[..., jax.Array]:
-    """The mean cross-entropy of some images with the model in evaluation mode."""
-
-    def loss(params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
-        inputs = normalize(images, *moments(training.dataset))
-        logits, _ = training.programs.model.apply(params, stats, inputs, train=False)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-    return loss
 
 
 def _finite(tree: Any) -> Any:

@@ -1,10 +1,11 @@
-"""The folder of a run: whose run it holds, in ``recipe.json``, and the errors that a run's user reads.
+"""The folder of a run: the recipe it belongs to, versions of files, and errors for the user.
 
 ``recipe.json`` is ``{"version": 1, "recipe": {…}}``: every setting of the run, as resolved.
 """
 
 import json
 import math
+import os
 import pathlib
 from typing import Any
 
@@ -49,10 +50,19 @@ def _with_group_count(recipe: Recipe) -> Recipe:
 
 
 def write_recipe(directory: pathlib.Path, recipe: Recipe) -> None:
-    """Writes ``recipe.json``, whole or not at all."""
-    partial = directory / f"{NAME}.partial"
-    partial.write_text(json.dumps({"version": VERSION, "recipe": recipe.to_dict()}, indent=1) + "\n")
-    partial.rename(directory / NAME)
+    """Writes ``recipe.json``, atomically."""
+    text = json.dumps({"version": VERSION, "recipe": recipe.to_dict()}, indent=1) + "\n"
+    write_atomically(directory / NAME, text.encode())
+
+
+def write_atomically(path: pathlib.Path, data: bytes) -> None:
+    """Writes a file such that a crash leaves the old one or the new one, never a part of it."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
 
 
 def read_recipe(directory: pathlib.Path) -> Recipe:

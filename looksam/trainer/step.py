@@ -187,7 +187,9 @@ def _choose_gradient(
         value, g = gradient(state.params, *batch)
         return value, g, (), _if_logged(log, lambda: {"grad_norm": optax.tree.norm(g)})
     if refresh is not False:
-        value, grads, rule_state, info = gradient.by(rule, state.params, state.rule_state, *batch, refresh=refresh)
+        value, grads, rule_state, info = gradient.with_rule(
+            rule, state.params, state.rule_state, *batch, refresh=refresh
+        )
         return value, grads, rule_state, _metrics(info, rule_state)
     value, g = gradient(state.params, *batch)
 
@@ -217,6 +219,16 @@ def _if_logged(log: bool | jax.Array, compute: Callable[[], Metrics]) -> Metrics
 
 
 # --- evaluation step ----------------------------------------------------------------------------------------------
+
+
+def make_eval_loss(dataset: Dataset, model: Model) -> Callable[..., jax.Array]:
+    """Returns ``eval_loss(params, stats, images, labels)``: the mean cross-entropy with the model in evaluation mode."""
+
+    def eval_loss(params: Any, stats: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
+        logits, _ = model.apply(params, stats, normalize(images, *moments(dataset)), train=False)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    return eval_loss
 
 
 def make_eval_step(dataset: Dataset, model: Model, layout: Layout | None = None) -> Callable[..., Metrics]:

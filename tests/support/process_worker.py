@@ -114,7 +114,7 @@ def checkpointed(folder: pathlib.Path) -> dict[str, np.ndarray]:
         damaged = max((folder / "pair" / "4" / "state").rglob("ocdbt.process_1/d/*"))
         if distributed.is_primary():
             damaged.write_bytes(damaged.read_bytes()[:-1])
-        distributed.in_which(False)  # wait for it
+        distributed.processes_where(False)  # wait for it
         step, state, meta = both.restore(sharded(0))
         assert (step, meta) == (2, {"n": 2}) and same_shards(state, sharded(2))
         both.save(4, sharded(4), {"n": 40})
@@ -137,5 +137,5 @@ def work(folder: pathlib.Path) -> None:
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
     address, index, folder = sys.argv[1:]
-    with distributed.joined(distributed.DistributedConfig(address, COUNT, int(index))):
+    with distributed.session(distributed.DistributedConfig(address, COUNT, int(index))):
         work(pathlib.Path(folder))

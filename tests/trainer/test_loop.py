@@ -21,10 +21,10 @@ def calls(monkeypatch):
     """Functions that are called with each step's number before it is taken."""
     before, step = [], Training.step
 
-    def watched(self, state, i):
+    def watched(self, state, i, **options):
         for call in before:
             call(i)
-        return step(self, state, i)
+        return step(self, state, i, **options)
 
     monkeypatch.setattr(Training, "step", watched)
     return before
@@ -50,8 +50,8 @@ def test_a_lost_run_stops_one_step_after_the_log(tmp_path, monkeypatch, calls, l
     steps, step = [], Training.step
     calls.append(steps.append)
 
-    def losing(self, state, i):
-        state, metrics = step(self, state, i)
+    def losing(self, state, i, **options):
+        state, metrics = step(self, state, i, **options)
         return state, metrics | ({"loss": np.float32(np.nan)} if i >= 2 else {})
 
     monkeypatch.setattr(Training, "step", losing)

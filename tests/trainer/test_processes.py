@@ -28,7 +28,7 @@ from looksam.trainer.run_directory import read_recipe
 from looksam.trainer.training import Training
 
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-STARTED, ENDED = 300, 60  # seconds, on the slowest machine: to do some work, and to end when another process has gone
+STARTED, ENDED = 300, 60  # seconds, on the slowest machine: to do some work, and to end when another process has exited
 LAST_STEP, EVERY = 110, 8  # a checkpoint lies in the middle of the three steps that share a second gradient
 TRAIN = [
     *("train", "digits-noise30", "--mesh", "fsdp=2", "--batch-size", "120", "--epochs", "60"),
@@ -298,7 +298,7 @@ def test_only_a_failed_collective_is_the_fault_of_another_process(monkeypatch, c
             distributed._end_by(error)
     errors = capsys.readouterr().err
     assert text in errors
-    assert ("another process of this run has gone" in errors) == (text in PEER_GONE)
+    assert ("another process of this run has exited" in errors) == (text in PEER_GONE)
     assert ("Start all processes again" in errors) == (text in PEER_GONE)
     assert ("in computed" in errors) == (text in OWN_FAULT)
 

@@ -1,6 +1,6 @@
-"""One engine for `looksam compare` and `looksam reproduce`: it trains, tunes, times and stores runs.
+"""The engine of ``looksam compare`` and ``looksam reproduce``: it trains, tunes, times and stores.
 
-In the order in which an experiment uses it: ``tuner`` lists the runs that are needed, ``pool`` trains those that are
-missing (through ``records`` and ``runner``), ``runs`` stores them, ``timer`` measures step times, and ``statistics``
-decides which differences are significant. ``naming`` turns the names of rows into settings and labels.
+``runs``: a run, its key and the store of finished runs. ``runner`` trains runs of one program, vmapped or one by one;
+``records`` measures them. ``tuner`` selects hyper-parameters, ``timer`` measures step times in one interleaved run,
+``pool`` distributes the missing runs over processes, and ``statistics`` has standard errors and significance.
 """

@@ -17,10 +17,9 @@ import numpy as np
 from looksam.analysis import one_step_sharpness
 from looksam.trainer.batches import make_eval_batches
 from looksam.trainer.data import Dataset, Images, epoch_batches
-from looksam.trainer.data.transforms.augment import normalize
 from looksam.trainer.optimizers import make_optimizer, make_rule
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.step import TrainState, init_state, make_eval_step, make_train_step, moments
+from looksam.trainer.step import TrainState, init_state, make_eval_loss, make_eval_step, make_train_step
 from looksam.trainer.training import make_model
 
 SHARPNESS_RHO = 0.05  # one radius for all methods, so that the numbers compare
@@ -143,7 +142,7 @@ class Runner:
 
             return jax.vmap(one_run)(state, batch, hyperparams)
 
-        eval_step = make_eval_step(self.dataset, self.model)
+        eval_step, eval_loss = make_eval_step(self.dataset, self.model), make_eval_loss(self.dataset, self.model)
 
         @jax.jit
         def hits(state: TrainState, *batch: jax.Array) -> jax.Array:
@@ -151,13 +150,8 @@ class Runner:
 
         @jax.jit
         def loss_and_sharpness(state: TrainState, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-            inputs = normalize(images, *moments(self.dataset))
-
             def one_run(state: TrainState) -> tuple[jax.Array, jax.Array]:
-                def loss(params: Any) -> jax.Array:
-                    logits, _ = self.model.apply(params, state.stats, inputs, train=False)
-                    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1))
-
+                loss = lambda params: eval_loss(params, state.stats, images, labels)
                 return loss(state.params), one_step_sharpness(loss, state.params, SHARPNESS_RHO)
 
             return jax.vmap(one_run)(state)

@@ -25,6 +25,7 @@ import optax
 
 import looksam
 from looksam.trainer.recipe import Recipe
+from looksam.trainer.run_directory import write_atomically
 
 VERSION = 2  # of stored files; 1 had no version and the digest of all settings
 DIGITS = 5  # significant digits of stored numbers
@@ -98,10 +99,9 @@ class Store:
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Stores ``content`` with the version of the format."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        partial = self._path(name).with_suffix(".partial")
         versioned = {"version": VERSION} | content
-        partial.write_text(json.dumps(versioned, indent=None, separators=(",", ":"), sort_keys=True) + "\n")
-        partial.rename(self._path(name))
+        text = json.dumps(versioned, indent=None, separators=(",", ":"), sort_keys=True) + "\n"
+        write_atomically(self._path(name), text.encode())
 
     def _path(self, name: str) -> pathlib.Path:
         return self.folder / f"{name}.json"

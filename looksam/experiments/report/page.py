@@ -56,7 +56,7 @@ def page(sections: Sequence[Section], title: str, intro: Sequence[str] = ()) -> 
 def _check_names(sections: Sequence[Section]) -> None:
     for name, times in Counter(section.name for section in sections).items():
         if times > 1 or not name or any(map(str.isspace, name)) or name == "theme":
-            fault = f"is the name of {times} sections" if times > 1 else "is no name for a section"
+            fault = f"is the name of {times} sections" if times > 1 else "is not a valid name for a section"
             raise ValueError(f"{name!r} {fault}: give each its own, without spaces, and not 'theme'.")
 
 

@@ -66,7 +66,7 @@ def floating(value: DTypeLike) -> jnp.dtype:
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"dtype={dtype.name} is not floating-point; pass e.g. jnp.float32 or jnp.bfloat16.")
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
-        raise ValueError(f"dtype={dtype.name} is off in JAX; set jax_enable_x64, or pass e.g. jnp.float32.")
+        raise ValueError(f"dtype={dtype.name} is disabled in JAX; set jax_enable_x64, or pass e.g. jnp.float32.")
     return dtype
 
 

@@ -32,7 +32,7 @@ VERSION = 1  # of a plan as data; a new one where the meaning of a key changes o
 REFRESH = {"base": None, "refresh": True, "reuse": False}  # what each program is traced with
 
 
-def make_plan(recipe: Recipe, chip: Chip, utilisation: float, notify: Callable[[str], None]) -> dict[str, Any]:
+def make_plan(recipe: Recipe, chip: Chip, utilisation: float, report: Callable[[str], None]) -> dict[str, Any]:
     """Returns the plan of a recipe on its mesh.
 
     Compiles two or three programs for the devices that JAX has started with, and runs none of them.
@@ -44,7 +44,7 @@ def make_plan(recipe: Recipe, chip: Chip, utilisation: float, notify: Callable[[
     steps = min(total_steps(recipe), recipe.steps or total_steps(recipe))
     return as_data(
         recipe,
-        _costs(recipe, notify),
+        _costs(recipe, report),
         chip=chip,
         devices=devices,
         steps=steps,
@@ -74,21 +74,21 @@ def _recipe_of(program: str, recipe: Recipe) -> Recipe:
     return recipe.replace(method="base") if program == "base" else recipe
 
 
-def _costs(recipe: Recipe, notify: Callable[[str], None]) -> dict[str, Cost]:
+def _costs(recipe: Recipe, report: Callable[[str], None]) -> dict[str, Cost]:
     """Two programs are compiled at a time, the longest one first: the compiler uses one core for each."""
     needed = {program for shares in compared_programs(recipe.method, recipe.k).values() for program in shares}
     names = [name for name in REFRESH if name in needed]
     longest_first = sorted(names, key=lambda name: name != "refresh")
     with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
-        costs = {name: pool.submit(_cost, recipe, name, notify) for name in longest_first}
+        costs = {name: pool.submit(_cost, recipe, name, report) for name in longest_first}
     return {name: costs[name].result() for name in names}
 
 
-def _cost(recipe: Recipe, program: str, notify: Callable[[str], None]) -> Cost:
+def _cost(recipe: Recipe, program: str, report: Callable[[str], None]) -> Cost:
     start, layout = time.perf_counter(), make_layout(recipe.mesh_sizes())
     traced = trace_step(_recipe_of(program, recipe), layout, REFRESH[program])
     compiled = traced.lower().compile(compiler_options=FAST_COMPILE)
-    notify(f"compiled {program} in {time.perf_counter() - start:.0f} s")
+    report(f"compiled {program} in {time.perf_counter() - start:.0f} s")
     return cost(traced, compiled, layout.devices)
 
 

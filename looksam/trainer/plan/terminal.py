@@ -10,7 +10,7 @@ WIDTH = 118
 PROGRAM_HEADER = (
     *("program", "TFLOPs", "collectives", "MB sent", "memory, GiB", "= state and batch", "+ temporary", "s per step"),
 )
-METHOD_HEADER = ("method", "s per step", "hours", "chip-hours", "of base", "overlapped: hours", "of base")
+METHOD_HEADER = ("method", "s per step", "hours", "chip-hours", "relative", "overlapped: hours", "relative")
 
 
 def as_text(name: str, plan: dict[str, Any]) -> str:

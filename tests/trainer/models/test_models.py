@@ -216,7 +216,10 @@ def test_bad_builds(name, options, error, match):
 
 
 def test_float64_needs_x64():
-    with jax.enable_x64(False), pytest.raises(ValueError, match=r"dtype=float64 is off in JAX; set jax_enable_x64"):
+    with (
+        jax.enable_x64(False),
+        pytest.raises(ValueError, match="float64 is disabled in JAX; set jax_enable_x64"),
+    ):
         build_model("mlp", **DIGITS, dtype=np.float64)
 
 
