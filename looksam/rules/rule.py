@@ -1,8 +1,8 @@
 """The rule: chooses, on every step, the gradient that the base optimizer sees.
 
-A rule is {perturbation} × {period of the second gradient} × {what the steps in between do}. The factories of ``family.py`` name
-the combinations; ``steps.py`` has the maths of each kind of step. Here is what happens in a step, in order: take the
-gradient, decide between refresh and reuse, perturb, take the second gradient.
+A rule is {perturbation} × {period of the second gradient} × {what the steps in between do}. The factories of
+``family.py`` name the combinations; ``steps.py`` has the maths of each kind of step. Here is what happens in a step, in
+order: take the gradient, decide between refresh and reuse, perturb, take the second gradient.
 """
 
 import functools

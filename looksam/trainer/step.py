@@ -222,7 +222,7 @@ def _if_logged(log: bool | jax.Array, compute: Callable[[], Metrics]) -> Metrics
 
 
 def make_eval_loss(dataset: Dataset, model: Model) -> Callable[..., jax.Array]:
-    """Returns ``eval_loss(params, stats, images, labels)``: the mean cross-entropy with the model in evaluation mode."""
+    """Returns ``eval_loss(params, stats, images, labels)``: the mean cross-entropy in evaluation mode."""
 
     def eval_loss(params: Any, stats: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
         logits, _ = model.apply(params, stats, normalize(images, *moments(dataset)), train=False)
