@@ -133,7 +133,11 @@ def test_the_same_page_again(text):
 
 @pytest.mark.parametrize(
     ("names", "message"),
-    [(["a", "b", "a"], "'a' is the name of 2 sections"), (["a b"], "'a b' is no name"), ([""], "'' is no name")],
+    [
+        (["a", "b", "a"], "'a' is the name of 2 sections"),
+        (["a b"], "'a b' is not a valid name"),
+        ([""], "'' is not a valid name"),
+    ],
 )
 def test_names_that_cannot_be_addresses(names, message):
     with pytest.raises(ValueError, match=message):

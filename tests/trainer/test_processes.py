@@ -182,7 +182,7 @@ def test_a_killed_process_ends_the_other(cut, number):
     assert stop.ended[stop.index].code == -signal.SIGKILL
     assert stop.ended[other].code == 1
     errors = stop.ended[other].errors
-    assert f"looksam: process {other} of 2: " in errors and "gone" in errors
+    assert f"looksam: process {other} of 2: " in errors and "exited" in errors
     assert "Start all processes again with the same command to resume from the last checkpoint." in errors
     assert "Traceback" not in errors
     assert stop.ended[0].output == stop.ended[1].output == ""
@@ -262,7 +262,7 @@ def test_a_folder_that_is_not_shared_is_refused_at_once(tmp_path):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["recipe.json"]
 
 
-PEER_GONE = [
+PEER_EXITED = [
     "UNAVAILABLE: failed to connect to all addresses",
     "DEADLINE_EXCEEDED: Barrier timed out",
     "INTERNAL: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:33811",
@@ -280,7 +280,7 @@ class ExitedError(Exception):
     """In place of the process's end."""
 
 
-@pytest.mark.parametrize("text", PEER_GONE + OWN_FAULT)
+@pytest.mark.parametrize("text", PEER_EXITED + OWN_FAULT)
 def test_only_a_failed_collective_is_the_fault_of_another_process(monkeypatch, capsys, text):
     """Whatever else JAX raises keeps its own message and traceback."""
 
@@ -298,8 +298,8 @@ def test_only_a_failed_collective_is_the_fault_of_another_process(monkeypatch, c
             distributed._end_by(error)
     errors = capsys.readouterr().err
     assert text in errors
-    assert ("another process of this run has exited" in errors) == (text in PEER_GONE)
-    assert ("Start all processes again" in errors) == (text in PEER_GONE)
+    assert ("another process of this run has exited" in errors) == (text in PEER_EXITED)
+    assert ("Start all processes again" in errors) == (text in PEER_EXITED)
     assert ("in computed" in errors) == (text in OWN_FAULT)
 
 
