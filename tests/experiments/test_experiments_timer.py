@@ -46,9 +46,10 @@ def test_quartiles_are_over_rounds(clock):
 
 
 @pytest.mark.parametrize(
-    ("method", "k", "cycle"), [("base", 5, 10), ("sam", 5, 10), ("look_sam", 7, 7), ("sam_k", 1, 10)]
+    ("method", "k", "cycle"),
+    [("base", 5, 20), ("sam", 7, 20), ("look_sam", 7, 21), ("sam_k", 1, 20), ("look_sam", 50, 50)],
 )
-def test_a_cycle_is_that_of_k(method, k, cycle):
+def test_a_round_has_whole_cycles_of_k(method, k, cycle):
     assert timer.cycle(Recipe(method=method, k=k)) == cycle
 
 

@@ -1,7 +1,8 @@
 """The timer: step times relative to the base optimizer, measured in one interleaved run.
 
-Every method takes its turn in a shuffled order, whole cycles of its own k at a time; each round is compared with its
-own base, so that a machine that slows down slows down all methods alike.
+Every method takes its turn in a shuffled order, whole cycles of its own k at a time, and about as many steps as the
+others: the first step after another method's turn is slow. Each round is compared with its own base, so that a machine
+that slows down slows down all methods alike.
 """
 
 import functools
@@ -22,7 +23,7 @@ from looksam.trainer.plan import relative_flops
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.training import Training
 
-STEPS = 10  # per round, for methods without a cycle
+STEPS = 20  # per round, at least
 ROUNDS = 6
 QUARTILES = (0.25, 0.5, 0.75)
 IMAGES = 512  # of noise
@@ -32,7 +33,7 @@ class Steps(NamedTuple):
     """The training steps of one method, for ``time_ratios``."""
 
     step: Callable[[int], Any]  # takes step i and returns arrays to wait for
-    cycle: int  # steps per round
+    cycle: int  # steps per round: whole cycles of k
     first: int = 0
 
 
@@ -68,8 +69,9 @@ def _quartiles(ratios: np.ndarray) -> list[float]:
 
 
 def cycle(recipe: Recipe) -> int:
-    """As many steps as make the cost of the recipe's steps even out."""
-    return recipe.k if METHODS[recipe.method].has_period and recipe.k > 1 else STEPS
+    """The steps of a round: whole cycles of the recipe's k, and at least ``STEPS``."""
+    k = recipe.k if METHODS[recipe.method].has_period else 1
+    return -(-STEPS // k) * k
 
 
 def steps_of_runner(runner: Runner) -> Steps:
