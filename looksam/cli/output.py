@@ -80,10 +80,11 @@ def print_result(result: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(result)
         return
+    split = result.get("split", "test")
     scores = [
-        f"{label} {result[name]:{form}}"
-        for label, name, form in (("test accuracy", "test_accuracy", ".2f"), ("test loss", "test_loss", ".4f"))
-        if result.get(name) is not None
+        f"{split} {name} {result[f'test_{name}']:{form}}"
+        for name, form in (("accuracy", ".2f"), ("loss", ".4f"))
+        if result.get(f"test_{name}") is not None
     ]
     print(f"{result.get('status', 'evaluated')} at step {result['step']}: {', '.join(scores) or 'not tested yet'}")
     print(result["run_dir"], flush=True)

@@ -35,9 +35,10 @@ def run(
     A run that was interrupted and resumed is bitwise identical to one that was not.
 
     Returns:
-        ``status`` ("finished" or "interrupted") and ``signal``; ``step``; the last ``test_accuracy`` and ``test_loss``
-        (of the images that ``validation`` holds out, if set: they take the test set's place); ``best_metric``, the name
-        of what selects the best checkpoint, and ``best_accuracy``, its highest value; ``run_dir``.
+        ``status`` ("finished" or "interrupted") and ``signal``; ``step``; the last ``test_accuracy`` and ``test_loss``,
+        and the ``split`` that they are of: "test", or "validation" where the recipe holds images out in its place;
+        ``best_metric``, the name of what selects the best checkpoint, and ``best_accuracy``, its highest value;
+        ``run_dir``.
     """
     directory, primary = pathlib.Path(run_dir), distributed.is_primary()
     distributed.check_same_recipe(recipe)
@@ -173,6 +174,7 @@ class _Loop:
             "status": status,
             "signal": signal_number,
             "step": step,
+            "split": self.split,
             "test_accuracy": self.test.get("accuracy"),
             "test_loss": self.test.get("loss"),
             "best_metric": best_metric(self.recipe),
@@ -216,7 +218,13 @@ def evaluate_run(run_dir: str | pathlib.Path, checkpoint: CheckpointChoice = "la
     directory = pathlib.Path(run_dir)
     with restored(directory, checkpoint=checkpoint) as (training, step, state):
         scores = training.evaluate(state)
-    return {"step": step, "test_accuracy": scores["accuracy"], "test_loss": scores["loss"], "run_dir": str(directory)}
+    return {
+        "step": step,
+        "split": evaluated_split(training.recipe),
+        "test_accuracy": scores["accuracy"],
+        "test_loss": scores["loss"],
+        "run_dir": str(directory),
+    }
 
 
 class Interrupts:

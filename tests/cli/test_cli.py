@@ -246,6 +246,11 @@ def test_result_for_people_and_for_machines(cli, trainer):
     assert (code, json.loads(out), out.count("\n"), err) == (0, RESULT, 1, "on the way\n")
 
 
+def test_a_result_on_held_out_images_is_called_so(cli, trainer):
+    trainer.outcome = RESULT | {"split": "validation"}
+    assert cli("train", "digits")[1] == "finished at step 1200: validation accuracy 95.30, validation loss 0.2100\nr\n"
+
+
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (None, 130)])
 def test_an_interrupted_run_says_so(cli, trainer, number, expected):
     trainer.outcome = RESULT | {"status": "interrupted", "signal": number, "test_accuracy": None, "test_loss": None}

@@ -72,6 +72,7 @@ def test_the_best_checkpoint_is_named_by_its_metric_and_can_be_read(tmp_path, mo
     content = json.loads((tmp_path / "checkpoints" / str(best) / "manifest.json").read_text())["content"]
     assert content["best_metric"] == metric and content["metrics"] == {metric: 90.0}
     split = metric.removesuffix("_accuracy")
+    assert result["split"] == split
     assert [r["accuracy"] for r in read_metrics(tmp_path) if r["split"] == split] == [50.0, 90.0, 60.0]
     for checkpoint, step in {"last": last, "best": best, best: best, last: last}.items():
         with restored(tmp_path, checkpoint=checkpoint) as (training, found, state):
