@@ -4,9 +4,9 @@
     python tools/structure.py --root OTHER       # another checkout, for a before-and-after comparison
     python tools/structure.py --json
 
-The two paths are traced, not guessed: a file counts if one of its functions runs. "Training step" is the first call of
-``Training.step``, which includes tracing; "reproduce vit" writes that experiment's report from the stored runs, and
-takes one training step.
+The paths are traced, not guessed: a file counts if one of its functions runs. "Training step" is the first call of
+``Training.step``, which includes tracing; "run of one step" is all of the trainer's ``run``, from reading the data to
+the checkpoint; "reproduce vit" writes that experiment's report from the stored runs, and takes one training step.
 """
 
 import argparse
@@ -112,21 +112,22 @@ import json, shutil, sys, tempfile
 sys.path.insert(0, {root!r})
 package = {root!r} + "/looksam/"
 run, inside = set(), [0]
-def is_step(frame):
-    return frame.f_code.co_qualname == "Training.step"
+def starts(frame):
+    code = frame.f_code
+    return code.co_qualname == start and (start != "run" or code.co_filename.endswith("/loop.py"))
 def traced(frame, event, argument):
-    if event == "call" and is_step(frame):
+    if event == "call" and starts(frame):
         inside[0] += 1
-    if event == "call" and (inside[0] or everything) and frame.f_code.co_filename.startswith(package):
+    if event == "call" and (inside[0] or not start) and frame.f_code.co_filename.startswith(package):
         if not frame.f_code.co_name.startswith("<"):
             run.add(frame.f_code.co_filename)
-    if event == "return" and is_step(frame):
+    if event == "return" and starts(frame):
         inside[0] -= 1
-everything = {everything!r}
+start = {start!r}
 from looksam.cli import main
 with tempfile.TemporaryDirectory() as folder:
     command = {command!r}
-    if everything:
+    if not start:
         for copy in ("/first", "/second"):
             shutil.copytree({root!r} + "/results", folder + copy + "/results")
     main([word.replace("FOLDER", folder + "/first") for word in command])  # imports everything
@@ -138,9 +139,9 @@ print("\\n" + json.dumps(sorted(path[len(package):] for path in run)))
 """
 
 
-def path(root: pathlib.Path, command: list[str], everything: bool) -> list[str]:
-    """The files whose functions run during a command, or only during its training steps."""
-    code = _TRACE.format(root=str(root.resolve()), command=command, everything=everything)
+def path(root: pathlib.Path, command: list[str], start: str = "") -> list[str]:
+    """The files whose functions run during a command, or only inside the function named ``start``."""
+    code = _TRACE.format(root=str(root.resolve()), command=command, start=start)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=False)
     if done.returncode:
         raise RuntimeError(f"{command} failed:\n{done.stderr}")
@@ -153,8 +154,8 @@ def measure(root: pathlib.Path) -> dict[str, Any]:
     names = collections.Counter(file.name for file in files if file.name not in ("__init__.py", "__main__.py"))
     edges = imports(root)
     train = ["train", "digits", "--steps", "1", "--mesh", "data=1", "--quiet", "--run-dir", "FOLDER/run"]
-    step = path(root, train, everything=False)
-    vit = set(path(root, ["reproduce", "vit", "--out", "FOLDER/results"], everything=True)) | set(step)
+    step, run = path(root, train, "Training.step"), path(root, train, "run")
+    vit = set(path(root, ["reproduce", "vit", "--out", "FOLDER/results"])) | set(step)
     return {
         "files": len(files),
         "lines": sum(lengths),
@@ -162,6 +163,7 @@ def measure(root: pathlib.Path) -> dict[str, Any]:
         "longest file": lengths[-1],
         f"share under {SHORT} lines": round(sum(length < SHORT for length in lengths) / len(lengths), 3),
         "files on the path of a training step": len(step),
+        "files on the path of a run of one step": len(run),
         "files on the path of reproduce vit": len(vit),
         "base names in two or more folders": sum(count > 1 for count in names.values()),
         "import edges": len({edge[:2] for edge in edges}),
