@@ -21,7 +21,7 @@ lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The whole suite with the oldest versions that pyproject.toml allows. PyTorch brings its CUDA libraries: several GB.
+# The whole suite with the oldest versions that pyproject.toml allows.
 oldest: pyproject.toml constraints-oldest.txt
 	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python $(PIP) -c constraints-oldest.txt -e '.[dev]'
