@@ -78,7 +78,7 @@ def all_of(dtype: torch.dtype, xs: Tensors) -> bool:
 
 def copies(xs: Tensors) -> Tensors:
     """Returns a clone of each tensor."""
-    if xs and hasattr(torch, "_foreach_clone"):  # the oldest supported PyTorch has none
+    if xs and hasattr(torch, "_foreach_clone"):  # private to PyTorch, so not relied upon
         return torch._foreach_clone(xs)
     return [x.clone() for x in xs]
 
