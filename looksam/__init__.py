@@ -10,29 +10,36 @@ from typing import TYPE_CHECKING, Any
 from looksam.methods import METHODS
 
 if TYPE_CHECKING:
+    from looksam.convolution import conv_general_dilated as conv_general_dilated
     from looksam.optax_adapter import as_optimizer as as_optimizer
     from looksam.rules import Rule as Rule
     from looksam.rules import StepInfo as StepInfo
     from looksam.rules import accumulated as accumulated
     from looksam.rules.family import *  # noqa: F403
+    from looksam.trainer.models.layers import Conv as Conv
 
 __version__ = "0.1.0"
 
 _RULES = (method.name for method in METHODS.values() if method.is_rule)
-__all__ = sorted(["Rule", "StepInfo", "accumulated", "as_optimizer", *_RULES])
+_HOMES = {  # of the names below that are not in looksam.rules
+    "Conv": "looksam.trainer.models.layers",
+    "as_optimizer": "looksam.optax_adapter",
+    "conv_general_dilated": "looksam.convolution",
+}
+__all__ = sorted([*_HOMES, "Rule", "StepInfo", "accumulated", *_RULES])
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'looksam' has no attribute {name!r}; it has {', '.join(__all__)}")
-    module = "looksam.optax_adapter" if name == "as_optimizer" else "looksam.rules"
     try:
-        return getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(_HOMES.get(name, "looksam.rules")), name)
     except ModuleNotFoundError as error:
-        if error.name not in ("jax", "jaxlib", "optax"):
+        extra = {"jax": "jax", "jaxlib": "jax", "optax": "jax", "flax": "train"}.get(error.name or "")
+        if extra is None:
             raise
         raise ImportError(
-            f"looksam.{name} needs {error.name}, which is not installed: pip install 'looksam[jax]'",
+            f"looksam.{name} needs {error.name}, which is not installed: pip install 'looksam[{extra}]'",
             name=error.name,
         ) from error
 
