@@ -1,6 +1,7 @@
 """The command line. It parses, calls the library and prints; importing it does not import JAX."""
 
 import sys
+import time
 from collections.abc import Sequence
 
 import looksam
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
+    started = time.perf_counter()
     # imported here, where a missing package is explained
     from looksam.cli import analyze, compare, plan, recipes, reproduce, train
     from looksam.cli.parser import Parser
@@ -43,4 +45,5 @@ def _run(argv: list[str]) -> int:
         for command in module.COMMANDS:
             command.add_to(subparsers)
     arguments = parser.parse_args(argv)
+    arguments.started = started
     return arguments.run(arguments)
