@@ -24,6 +24,7 @@ exit codes:
   143  stopped by SIGTERM, likewise
 
 LOOKSAM_DATA names the folder of the datasets. LOOKSAM_DEBUG=1 adds the traceback to an error.
+JAX_ENABLE_COMPILATION_CACHE=false keeps no compiled programs for the next run.
 """
 
 

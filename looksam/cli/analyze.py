@@ -34,8 +34,8 @@ def _add_arguments(parser: Parser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    directory = existing_run(arguments.run_dir)
     _check(arguments)
+    directory = existing_run(arguments.run_dir)
     prepare_jax()
     from looksam.experiments.report import analysis_report
     from looksam.trainer import analyze_run

@@ -53,19 +53,20 @@ def cpu_flags(environ: Mapping[str, str], jaxlib: str | None, accelerator_plugin
 
 
 def _jaxlib_version() -> str | None:
+    from importlib import metadata  # takes longer to import than the help of a command
+
     try:
-        from jaxlib.version import __version__  # which loads no library
-    except ImportError:
+        return metadata.version("jaxlib")
+    except metadata.PackageNotFoundError:
         return None  # the import of JAX will say so
-    return __version__
 
 
 def _has_accelerator_plugin() -> bool:
     """Returns whether JAX would find a plugin, in the places where it looks for them."""
-    from importlib.metadata import entry_points  # takes longer to import than the help of a command
+    from importlib import metadata
 
     packages = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
-    return packages or bool(entry_points(group="jax_plugins"))
+    return packages or bool(metadata.entry_points(group="jax_plugins"))
 
 
 # --- the cache of compiled programs -------------------------------------------------------------------------------
