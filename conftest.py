@@ -7,6 +7,8 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + (
     " --xla_force_host_platform_device_count=8"
     " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
+# The command line would keep compiled programs in the user's cache.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", "")
 
 import jax
 import pytest

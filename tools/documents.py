@@ -37,6 +37,13 @@ def trainer_table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def startup_table(result: dict) -> str:
+    lines = ["| `looksam train digits` | median | range |", "|---|---|---|"]
+    for row in result["seconds"]:
+        lines.append(f"| {row['what']} | {row['median']:.2f} s | {row['lowest']:.2f}–{row['highest']:.2f} s |")
+    return "\n".join(lines)
+
+
 def scale_table(result: dict) -> str:
     lines = ["| batch | temporaries, MiB | images, MiB | growth of the process, MiB |", "|---|---|---|---|"]
     for row in result["rows"]:
@@ -80,6 +87,7 @@ def tables() -> dict[str, str]:
     return {
         "results/digits/results.json": "\n".join(f"```\n{as_text(result)}\n```" for result in comparisons),
         "results/benchmarks/trainer.json": trainer_table(_stored("results/benchmarks/trainer.json")),
+        "results/benchmarks/startup.json": startup_table(_stored("results/benchmarks/startup.json")),
         "results/benchmarks/scale.json": scale_table(_stored("results/benchmarks/scale.json")),
         "results/benchmarks/rules.json": markdown(_stored("results/benchmarks/rules.json")),
         "results/benchmarks/torch_rules.json": markdown(_stored("results/benchmarks/torch_rules.json")),

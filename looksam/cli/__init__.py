@@ -1,6 +1,7 @@
 """The command line. It parses, calls the library and prints; importing it does not import JAX."""
 
 import sys
+import time
 from collections.abc import Sequence
 
 import looksam
@@ -23,6 +24,7 @@ exit codes:
   143  stopped by SIGTERM, likewise
 
 LOOKSAM_DATA names the folder of the datasets. LOOKSAM_DEBUG=1 adds the traceback to an error.
+JAX_ENABLE_COMPILATION_CACHE=false keeps no compiled programs for the next run.
 """
 
 
@@ -32,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
+    started = time.perf_counter()
     # imported here, where a missing package is explained
     from looksam.cli import analyze, compare, plan, recipes, reproduce, train
     from looksam.cli.parser import Parser
@@ -43,4 +46,5 @@ def _run(argv: list[str]) -> int:
         for command in module.COMMANDS:
             command.add_to(subparsers)
     arguments = parser.parse_args(argv)
+    arguments.started = started
     return arguments.run(arguments)

@@ -4,6 +4,7 @@ import argparse
 import math
 import pathlib
 
+from looksam.cli.environment import prepare_jax
 from looksam.cli.output import UsageError, existing_run, print_json, report, silent
 from looksam.cli.parser import Command, Parser, add_json, add_quiet, add_run
 
@@ -33,8 +34,9 @@ def _add_arguments(parser: Parser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    directory = existing_run(arguments.run_dir)
     _check(arguments)
+    directory = existing_run(arguments.run_dir)
+    prepare_jax()
     from looksam.experiments.report import analysis_report
     from looksam.trainer import analyze_run
 

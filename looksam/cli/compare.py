@@ -4,6 +4,7 @@ import argparse
 import json
 import pathlib
 
+from looksam.cli.environment import prepare_jax
 from looksam.cli.output import report, usage
 from looksam.cli.parser import Command, Parser, add_json, add_settings, recipe_named
 from looksam.methods import METHODS
@@ -51,6 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _compare(recipes: dict[str, Recipe], arguments: argparse.Namespace, out: pathlib.Path) -> int:
+    prepare_jax()
     from looksam.experiments.comparison import compare, selected, write_results
     from looksam.experiments.report.comparison_report import as_text, draw_comparison
 
@@ -67,6 +69,7 @@ def _compare(recipes: dict[str, Recipe], arguments: argparse.Namespace, out: pat
 
 
 def _tune(recipes: dict[str, Recipe], arguments: argparse.Namespace, out: pathlib.Path) -> int:
+    prepare_jax()
     from looksam.experiments.comparison import grids, tune, write_results
 
     results = {}

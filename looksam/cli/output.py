@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from looksam.arguments import ArgumentError, did_you_mean
+from looksam.trainer.run_directory import RunError, read_recipe
 
 FAILED = 1
 USAGE = 2
@@ -57,7 +58,7 @@ def guarded(work: Callable[[], int]) -> int:
     except (UsageError, ArgumentError) as error:
         return _fail(str(error), USAGE)
     except Exception as error:
-        if not _anticipated(error):
+        if not isinstance(error, (RunError, *BAD_INPUT)):
             raise
         return _fail(_message(error), FAILED)
 
@@ -94,16 +95,11 @@ def existing_run(name: str) -> pathlib.Path:
     """The folder of a run, or an error that suggests the closest name."""
     directory = pathlib.Path(name)
     if directory.is_dir():
+        read_recipe(directory)  # raises where there is none, before JAX is loaded
         return directory
     folders = directory.parent.iterdir() if directory.parent.is_dir() else ()
     names = [folder.name for folder in folders if folder.is_dir()]
     raise UsageError(f"{name!r} is not a folder{did_you_mean(directory.name, names, 'pass the folder of a run')}")
-
-
-def _anticipated(error: Exception) -> bool:
-    from looksam.trainer.run_directory import RunError
-
-    return isinstance(error, (RunError, *BAD_INPUT))
 
 
 def _message(error: Exception) -> str:

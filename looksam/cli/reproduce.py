@@ -5,6 +5,7 @@ import math
 import pathlib
 
 from looksam.arguments import did_you_mean
+from looksam.cli.environment import prepare_jax
 from looksam.cli.output import SIGNALLED, report, usage
 from looksam.cli.parser import Command, Parser, add_processes, process_arguments
 from looksam.experiments import EXPERIMENT_NAMES
@@ -77,6 +78,7 @@ def _names(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _small(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
+    prepare_jax()
     from looksam.experiments.reproduction import SmallScale
 
     experiments = SmallScale(pathlib.Path(arguments.out), names, arguments.seeds or 5)
@@ -90,6 +92,7 @@ def _small(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
 
 
 def _full(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
+    prepare_jax()
     from looksam.experiments import EXPERIMENTS, full_scale
     from looksam.experiments.report.text import section_text
     from looksam.trainer import distributed

@@ -5,6 +5,7 @@ import pathlib
 import signal
 from typing import Any
 
+from looksam.cli.environment import prepare_jax
 from looksam.cli.output import SIGNALLED, existing_run, print_result, report
 from looksam.cli.parser import (
     Command,
@@ -17,6 +18,7 @@ from looksam.cli.parser import (
     process_arguments,
     recipe_named,
 )
+from looksam.trainer.run_directory import check_recipe
 
 TRAIN_DESCRIPTION = """\
 Train with a recipe. Each of its settings has a flag below that overrides the recipe's value; "none" clears a setting
@@ -53,10 +55,13 @@ def _train(arguments: argparse.Namespace) -> int:
     recipe = recipe_named(arguments.recipe, arguments)
     run_dir = pathlib.Path(arguments.run_dir or f"runs/{arguments.recipe}-seed{recipe.seed}")
     processes = process_arguments(arguments)
+    if recipe.groups != "device":  # which the devices decide, and so JAX
+        check_recipe(run_dir, recipe)
+    prepare_jax()
     from looksam.trainer import distributed, run
 
     with distributed.session(processes and distributed.DistributedConfig(*processes)):
-        result = run(recipe, run_dir, report=report, quiet=arguments.quiet)
+        result = run(recipe, run_dir, report=report, quiet=arguments.quiet, started=arguments.started)
         if distributed.is_primary():
             print_result(result, as_json=arguments.json)
     return _exit_code(result)
@@ -75,6 +80,7 @@ def _add_eval_arguments(parser: Parser) -> None:
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     directory = existing_run(arguments.run_dir)
+    prepare_jax()
     from looksam.trainer import evaluate_run
 
     print_result(evaluate_run(directory, checkpoint=arguments.checkpoint), as_json=arguments.json)

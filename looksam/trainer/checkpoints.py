@@ -11,6 +11,7 @@ Here the processes exchange how it went, and all of them report the failure of o
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import pathlib
@@ -22,8 +23,6 @@ from typing import Any, Literal, TypeVar
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
-from orbax.checkpoint import type_handlers
 
 from looksam.trainer import checkpoint_files, checksum, distributed
 from looksam.trainer.checkpoint_files import STATE, Folder, Spec
@@ -70,12 +69,6 @@ class Checkpoints:
         self._exchange = distributed.Exchange()
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writer_exchange = distributed.Exchange()  # one per thread, so that each counts its own rounds
-        arrays = type_handlers.ArrayHandler(use_replica_parallel=True, min_slice_bytes_for_replica_parallel=SLICE_BYTES)
-        self._handler = ocp.PyTreeCheckpointHandler(
-            type_handler_registry=type_handlers.create_type_handler_registry(
-                (np.ndarray, type_handlers.NumpyHandler()), (jax.Array, arrays)
-            )
-        )
         if not read_only and distributed.is_primary():
             self._open()
         self._exchange("")  # the others wait until the folder is there
@@ -182,7 +175,21 @@ class Checkpoints:
             self.wait()
         finally:
             self._writer.shutdown()
-            self._handler.close()
+            if "_handler" in vars(self):
+                self._handler.close()
+
+    @functools.cached_property
+    def _handler(self) -> Any:
+        """Orbax's handler, imported on first use: a new run takes its first steps before it needs one."""
+        import orbax.checkpoint as ocp
+        from orbax.checkpoint import type_handlers
+
+        arrays = type_handlers.ArrayHandler(use_replica_parallel=True, min_slice_bytes_for_replica_parallel=SLICE_BYTES)
+        return ocp.PyTreeCheckpointHandler(
+            type_handler_registry=type_handlers.create_type_handler_registry(
+                (np.ndarray, type_handlers.NumpyHandler()), (jax.Array, arrays)
+            )
+        )
 
     def _open(self) -> None:
         try:
@@ -234,9 +241,11 @@ class Checkpoints:
             (self._folder.unfinished_path(step) / STATE).mkdir(parents=True)
 
     def _write_arrays(self, step: int, copies: dict[str, Any], copied: threading.Event) -> None:
+        from orbax.checkpoint.args import PyTreeSave
+
         filled = {name: array for name, array in copies.items() if array.size}  # Orbax refuses empty arrays
         path = self._folder.unfinished_path(step) / STATE
-        writes = asyncio.run(self._handler.async_save(path, args=ocp.args.PyTreeSave(filled))) if filled else []
+        writes = asyncio.run(self._handler.async_save(path, args=PyTreeSave(filled))) if filled else []
         copied.set()
         for write in writes or ():
             write.result()
@@ -275,11 +284,13 @@ class Checkpoints:
 
     def _read_arrays(self, step: int, targets: dict[str, Any]) -> dict[str, Any]:
         """Returns the arrays, of which each process reads the parts that its devices need."""
+        from orbax.checkpoint.args import PyTreeRestore
+        from orbax.checkpoint.checkpoint_utils import construct_restore_args
+
         filled = {name: target for name, target in targets.items() if target.size}
         restored = {}
         if filled:
-            how = ocp.checkpoint_utils.construct_restore_args(filled)
-            arguments = ocp.args.PyTreeRestore(item=filled, restore_args=how)
+            arguments = PyTreeRestore(item=filled, restore_args=construct_restore_args(filled))
             restored = self._handler.restore(self._folder.of(step) / STATE, args=arguments)
         return {
             name: restored[name] if target.size else checkpoint_files.empty(target) for name, target in targets.items()

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -26,13 +26,28 @@ from looksam.trainer.run_directory import RunError, claim, read_recipe
 from looksam.trainer.step import TrainState
 from looksam.trainer.training import Training
 
+T = TypeVar("T")
+
 
 def run(
-    recipe: Recipe, run_dir: str | pathlib.Path, *, report: Callable[[str], None] = print, quiet: bool = False
+    recipe: Recipe,
+    run_dir: str | pathlib.Path,
+    *,
+    report: Callable[[str], None] = print,
+    quiet: bool = False,
+    started: float | None = None,
 ) -> dict[str, Any]:
     """Trains a recipe with its outputs in ``run_dir``, resuming from the latest valid checkpoint there.
 
     A run that was interrupted and resumed is bitwise identical to one that was not.
+
+    Args:
+        recipe: all settings of the run.
+        run_dir: the run's folder, created if need be.
+        report: takes one line about what the user should know.
+        quiet: show no progress.
+        started: ``time.perf_counter()`` at the start of the program, to which the time of the first step is measured;
+            the time of this call if not given.
 
     Returns:
         ``status`` ("finished" or "interrupted") and ``signal``; ``step``; the last ``test_accuracy`` and ``test_loss``,
@@ -40,6 +55,7 @@ def run(
         ``best_metric``, the name of what selects the best checkpoint, and ``best_accuracy``, its highest value;
         ``run_dir``.
     """
+    started = time.perf_counter() if started is None else started
     directory, primary = pathlib.Path(run_dir), distributed.is_primary()
     distributed.check_same_recipe(recipe)
     if primary:
@@ -53,7 +69,7 @@ def run(
         log = stack.enter_context(contextlib.closing(MetricsLog(directory, enabled=primary)))
         checkpoints = stack.enter_context(contextlib.closing(_open_checkpoints(directory, recipe, report=report)))
         interrupts = stack.enter_context(Interrupts())
-        return _Loop(training, directory, checkpoints, log, report, quiet).run(interrupts)
+        return _Loop(training, directory, checkpoints, log, report, quiet, started).run(interrupts)
 
 
 def evaluated_split(recipe: Recipe) -> str:
@@ -80,6 +96,7 @@ class _Loop:
         log: MetricsLog,
         report: Callable[[str], None],
         quiet: bool,
+        started: float,
     ) -> None:
         self.training, self.recipe, self.directory = training, training.recipe, directory
         self.checkpoints, self.log, self.report, self.quiet = checkpoints, log, report, quiet
@@ -87,6 +104,8 @@ class _Loop:
         self.best, self.test = -math.inf, {}  # type: tuple[float, dict[str, float]]
         self.pending: tuple[int, dict[str, jax.Array]] | None = None  # metrics to be logged, still on the device
         self.safe_step: int | None = None
+        self.started, self.compile_seconds = started, 0.0
+        self.start_times: dict[str, float] = {}  # how long the start took, until it is logged
 
     def run(self, interrupts: "Interrupts") -> dict[str, Any]:
         start, state = self._start()
@@ -97,7 +116,10 @@ class _Loop:
             for i in range(start, stop):
                 done = i + 1
                 logged = done % self.recipe.log_every == 0 or done == stop
-                state, metrics = self.training.step(state, i, log=logged)
+                if i == start:
+                    state, metrics = self._first_step(state, i, logged, progress)
+                else:
+                    state, metrics = self.training.step(state, i, log=logged)
                 self._write_pending(progress)  # of the step before: the device has this one to work on meanwhile
                 if logged:
                     self.pending = (done, metrics)
@@ -114,12 +136,30 @@ class _Loop:
         restored = self.checkpoints.restore(self.training.programs.abstract_state)
         if restored is None:
             self.log.cut_back(0)
-            return 0, self.training.init()
+            return 0, self._compiled(self.training.init)
         step, state, meta = restored
         self.log.cut_back(step)
         self.best, self.test, self.safe_step = meta["best"], meta["test"], step
         self.report(f"resuming from step {step} in {self.directory}")
         return step, state
+
+    def _first_step(
+        self, state: TrainState, i: int, logged: bool, progress: Progress
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Takes a step, waits for it, and shows how long the start took; the next training line of the log has it."""
+        result = self._compiled(lambda: self.training.step(state, i, log=logged))
+        jax.block_until_ready(result)
+        seconds = time.perf_counter() - self.started
+        self.start_times = {"first_step_seconds": seconds, "compile_seconds": self.compile_seconds}
+        progress.first_step(seconds, self.compile_seconds)
+        return result
+
+    def _compiled(self, program: Callable[[], T]) -> T:
+        """Calls a program for the first time. The call returns once it is compiled: devices run asynchronously."""
+        called = time.perf_counter()
+        result = program()
+        self.compile_seconds += time.perf_counter() - called
+        return result
 
     def _write_pending(self, progress: Progress) -> None:
         if self.pending is None:
@@ -127,7 +167,9 @@ class _Loop:
         step, metrics = self.pending
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         self._check_finite(step, values["loss"])
-        self.log.write(step, "train", values | {"epoch": self.training.epoch_schedule.epochs(step)})
+        epoch = {"epoch": self.training.epoch_schedule.epochs(step)}
+        self.log.write(step, "train", values | epoch | self.start_times)
+        self.start_times = {}
         progress.update(step, loss=values["loss"], accuracy=100 * values["accuracy"])
         self.pending = None
 

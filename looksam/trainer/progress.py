@@ -3,12 +3,12 @@
 import sys
 import time
 from collections.abc import Callable
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn
-from rich.progress import Progress as Bar
-from rich.table import Column
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
 
 REDRAW_SECONDS = 0.1  # on a terminal
 LINE_SECONDS = 10.0  # elsewhere
@@ -46,6 +46,10 @@ class Progress:
         self._shown = clock()
         self._rate = 0.0  # steps per second between the last two updates
 
+    def first_step(self, seconds: float, compile_seconds: float) -> None:
+        """Shows how long it took to start."""
+        self._print(f"first step after {seconds:.1f} s (compiled in {compile_seconds:.1f} s)")
+
     def update(self, step: int, **numbers: float) -> None:
         """Shows that training is at this step, only as often as one can read."""
         now = self._clock()
@@ -79,7 +83,11 @@ class Progress:
             self._bar.update(self._bar.task_ids[0], completed=step, description=text)
             self._bar.refresh()
 
-    def _open_bar(self, description: str) -> Bar:
+    def _open_bar(self, description: str) -> "Bar":
+        from rich.progress import BarColumn, TextColumn  # here, since it takes as long to import as ten first steps
+        from rich.progress import Progress as Bar
+        from rich.table import Column
+
         text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
         bar = Bar(BarColumn(BAR_WIDTH), text, console=self._console, auto_refresh=False, redirect_stdout=False)
         bar.add_task(description, total=self._total)

@@ -9,8 +9,6 @@ import os
 import pathlib
 from typing import Any
 
-import jax
-
 from looksam.trainer.recipe import Recipe, differences
 
 NAME = "recipe.json"
@@ -34,18 +32,27 @@ def claim(directory: pathlib.Path, recipe: Recipe) -> pathlib.Path:
             write_recipe(directory, recipe)
     except OSError as error:
         raise RunError(f"cannot write to {directory}: {error.strerror}; pass another --run-dir.") from error
+    check_recipe(directory, recipe)
+    return directory
+
+
+def check_recipe(directory: pathlib.Path, recipe: Recipe) -> None:
+    """Raises RunError where the folder holds the run of another recipe."""
+    if not (directory / NAME).exists():
+        return
     changes = changes_between(recipe, read_recipe(directory), FREE_TO_CHANGE + FREE_TO_ROUND)
     if changes:
         raise RunError(
             f"{directory} holds a run of another recipe ({changes}); pass another --run-dir, or its settings."
         )
-    return directory
 
 
 def _with_group_count(recipe: Recipe) -> Recipe:
     """Returns the recipe with a number in place of groups="device", which other devices would make another number."""
     if recipe.groups != "device":
         return recipe
+    import jax  # here, so that the command line can report a RunError without loading it
+
     return recipe.replace(groups=math.prod(recipe.mesh_sizes() or (jax.device_count(),)))
 
 

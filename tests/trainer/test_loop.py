@@ -1,6 +1,7 @@
 """When the loop logs, what selects the best checkpoint, and how a run is read back."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -8,12 +9,14 @@ import pytest
 from looksam.trainer import RunError, evaluate_run, run
 from looksam.trainer.loop import restored
 from looksam.trainer.metrics import read_metrics
+from looksam.trainer.progress import Progress
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.run_directory import read_recipe, write_recipe
 from looksam.trainer.training import Training
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 RECIPE = Recipe(mesh="data=1", batch_size=150, epochs=3, keep_checkpoints=1)  # 4 steps per epoch, 3 with a validation
+TIMES = {"first_step_seconds", "compile_seconds"}
 
 
 @pytest.fixture
@@ -38,6 +41,21 @@ def test_metrics_are_logged_one_step_later(tmp_path, calls, log_every):
     every = range(log_every, 12 + 1, log_every)
     assert logged == [[step for step in every if step < i] for i in range(12)]
     assert [r["step"] for r in _records(tmp_path) if r["split"] == "train"] == sorted({*every, 12})
+
+
+def test_the_first_training_line_of_each_start_has_its_time(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(Progress, "first_step", lambda self, *seconds: shown.append(seconds))
+    for steps in (4, 8):
+        run(RECIPE.replace(log_every=2, eval_every=3, steps=steps), tmp_path, quiet=True)
+    lines = {r["step"]: (r["first_step_seconds"], r["compile_seconds"]) for r in _records(tmp_path) if TIMES & r.keys()}
+    assert lines == {2: shown[0], 6: shown[1]}
+    assert all(0 < compile_seconds < seconds for seconds, compile_seconds in shown)
+
+
+def test_the_time_of_the_first_step_counts_from_the_start_of_the_program(tmp_path):
+    run(RECIPE.replace(log_every=1, steps=1), tmp_path, quiet=True, started=time.perf_counter() - 1000)
+    assert _records(tmp_path)[0]["first_step_seconds"] > 1000
 
 
 def _records(folder):

@@ -185,6 +185,7 @@ class Terminal(io.StringIO):
 def test_progress_in_plain_lines():
     clock, stream = Clock(), io.StringIO()
     progress = Progress(1000, 100, images_per_step=64, stream=stream, clock=clock)
+    progress.first_step(3.14, 1.86)
     for step in range(110, 400, 10):  # 4 s for the first update, 1 s for each of the others
         clock.now += 4 if step == 110 else 1
         progress.update(step, loss=2.0, accuracy=12.345)
@@ -192,6 +193,7 @@ def test_progress_in_plain_lines():
     clock.now += 100
     progress.update(1000, loss=1 / 3, accuracy=100.0)
     assert stream.getvalue().splitlines() == [
+        "first step after 3.1 s (compiled in 1.9 s)",
         "step 170/1000  loss 2  accuracy 12.3%  640 images/s  1:23 left",
         "step 270/1000  loss 2  accuracy 12.3%  640 images/s  1:13 left",
         "step 370/1000  loss 2  accuracy 12.3%  640 images/s  1:03 left",
@@ -254,6 +256,7 @@ def test_progress_leaves_a_fresh_line_and_the_cursor(monkeypatch):
 def test_quiet_progress_shows_nothing():
     stream = Terminal()
     progress = Progress(2, quiet=True, stream=stream)
+    progress.first_step(3.14, 1.86)
     progress.update(2, loss=1.0)
     progress.evaluated(2, "test", loss=1.0)
     progress.close()

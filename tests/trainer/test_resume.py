@@ -16,7 +16,7 @@ from looksam.trainer.run_directory import read_recipe
 from looksam.trainer.training import Training
 
 FLAGS = ["--batch-size", "100", "--epochs", "40", "--k", "3", "--log-every", "7", "--checkpoint-every", "20"]
-ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key not in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")}
 COMMAND = [
     sys.executable,
     "-m",
@@ -32,8 +32,10 @@ COMMAND = [
 
 
 def start(folder):
+    """Start a run that shares compiled programs with the others in its parent folder."""
     command = [*COMMAND, "--run-dir", str(folder)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    environment = ENVIRONMENT | {"XDG_CACHE_HOME": str(folder.parent)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def lines(folder):
@@ -61,6 +63,11 @@ def final_state(folder):
     return step, [np.asarray(x) for x in jax.tree.leaves(state)]
 
 
+def programs(folder):
+    """The compiled training steps in the cache."""
+    return sorted(path.name for path in (folder / "looksam" / "xla").glob("jit_step-*"))
+
+
 def without_times(folder):
     kept = []
     for line in lines(folder):
@@ -74,6 +81,8 @@ def test_killed_and_stopped_runs_end_in_the_same_bits(tmp_path: pathlib.Path):
     output, errors = start(whole).communicate(timeout=180)
     result = json.loads(output)
     assert result["status"] == "finished", errors
+    compiled = programs(tmp_path)
+    assert compiled
     for count, with_signal, code in [(3, signal.SIGKILL, -9), (14, signal.SIGKILL, -9), (24, signal.SIGTERM, 143)]:
         assert stop_after(start(cut), cut, count, with_signal) == code
     output, errors = start(cut).communicate(timeout=180)
@@ -85,3 +94,4 @@ def test_killed_and_stopped_runs_end_in_the_same_bits(tmp_path: pathlib.Path):
     assert step == whole_step == 240
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(a, b)
+    assert programs(tmp_path) == compiled  # so the second run loaded what the first had compiled
