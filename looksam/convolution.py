@@ -1,10 +1,10 @@
 """A convolution whose gradients are as fast as the convolution itself on XLA's CPU back end.
 
 XLA:CPU has a fast kernel for convolutions of channels-last arrays. The gradients that JAX derives permute the axes
-instead. In the main computation XLA puts the axes in order again, but it merges the copies that this takes with whatever
-computed their input (normalization, activation, residual connections), in an access pattern that costs several times
-the convolution; inside ``lax.cond``, ``lax.scan`` or ``lax.while_loop`` it runs a naive loop, 15 to 50 times slower.
-Here both gradients are channels-last convolutions of transposed arrays, equal to JAX's up to the order of the sums.
+instead. In the main computation XLA puts them in order again, but it merges the copies that this takes with whatever
+computes their input (normalization, activation, residual connections), in an access pattern that costs more than the
+convolution; inside ``lax.cond``, ``lax.scan`` or ``lax.while_loop`` it runs a naive loop, 15 to 50 times slower. Here
+both gradients are channels-last convolutions of transposed arrays, equal to JAX's up to the order of the sums.
 """
 
 import functools
@@ -119,7 +119,7 @@ def _channels_last(
     padding: Sequence[tuple[int, int]],
     input_dilation: Sequence[int],
     kernel_dilation: Sequence[int],
-    **groups: int,
+    **groups: Any,
 ) -> jax.Array:
     letters = "HWD"[: len(strides)]
     layout = f"N{letters}C", f"{letters}IO", f"N{letters}C"

@@ -5,6 +5,7 @@ A rule is {perturbation} × {period of the second gradient} × {what the steps i
 order: take the gradient, decide between refresh and reuse, perturb, take the second gradient.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ class Rule:
     store_dtype: DTypeLike | None = None  # of the kept g_v; None: each parameter's
     groups: Groups | None = None  # parts of the batch that are perturbed separately; None: the whole batch as one
     batch_argnums: Sequence[int] | None = None  # the arguments that are split into groups; None: all
+    decides_by_cond: bool = False  # with ``refresh=None``; see ``differentiable``
 
     def init(self, params: Vector) -> State:
         """Returns the state before the first step, a pytree of arrays."""
@@ -74,7 +76,7 @@ class Rule:
             perturb = lambda g, params: self.perturb(g, params, state)
             gradients = group_gradients(clean, perturb, group_count(groups), self.batch_argnums)
             value, g, g_s = gradients(params, *args)
-            return value, *self._refresh(g, g_s, params, state)
+            return value, *steps.refresh_step(g, g_s, state, pytree.accumulator(params))
 
         def reuse_step() -> tuple[Any, Vector, State, StepInfo]:
             value, g = clean(params, *args)
@@ -99,10 +101,32 @@ class Rule:
         self._check(params, state, refresh)
         validation.check_gradient(params, g)
 
+        def second_gradient(g: Vector) -> Vector:
+            g_s = gradient_at(self.perturb(g, params, state))  # (7)
+            validation.check_gradient(params, g_s)
+            return g_s
+
+        dtype = pytree.accumulator(params)
+        if refresh is None and self.k > 1 and not self.decides_by_cond:
+            due = state.count % self.k == 0
+            if not self._reuses:
+                return steps.refresh_or_plain_step(g, second_gradient, due, state, dtype)
+            if not pytree.is_narrower((g, state.g_v), dtype):
+                alpha = _value_at(self.alpha, state.count, dtype)
+                return steps.refresh_or_reuse_step(g, second_gradient, due, alpha, state, dtype)
+
         def refresh_step() -> Step:
-            return self._refresh(g, gradient_at(self.perturb(g, params, state)), params, state)  # (7)
+            return steps.refresh_step(g, second_gradient(g), state, dtype)
 
         return self._refresh_or_reuse(refresh_step, lambda: self._reuse(g, params, state), state, refresh)
+
+    def differentiable(self) -> "Rule":
+        """Returns the rule with traced steps that have a reverse-mode derivative, for meta-gradients.
+
+        With ``refresh=None`` a step then decides by ``lax.cond`` instead of a loop of no or one turn, which takes more
+        time and memory where the parameters are many and the batch is small. Static steps have the derivative anyway.
+        """
+        return dataclasses.replace(self, decides_by_cond=True)
 
     def perturb(self, g: Vector, params: Vector, state: Any) -> Vector:
         """Returns the perturbed parameters w + ε, where the second gradient is taken."""
@@ -124,10 +148,6 @@ class Rule:
             result: Result = lax.cond(state.count % self.k == 0, refresh_step, reuse_step)
             return result
         return reuse_step() if refresh is False else refresh_step()
-
-    def _refresh(self, g: Vector, g_s: Vector, params: Vector, state: State) -> Step:
-        validation.check_gradient(params, g_s)
-        return steps.refresh_step(g, g_s, state, pytree.accumulator(params))
 
     def _reuse(self, g: Vector, params: Vector, state: State) -> Step:
         dtype = pytree.accumulator(params)

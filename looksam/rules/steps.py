@@ -1,10 +1,11 @@
 """What a rule carries between steps, and the maths of its three kinds of steps: refresh, reuse and plain.
 
-Each is a pure function ``(gradients, state, ...) -> (returned gradient, new state, info)``. The numbers in parentheses
-are the equations of docs/maths.md.
+Each is a pure function ``(gradients, state, ...) -> (returned gradient, new state, info)``. Two more decide on the
+device between a refresh and one of the others. The numbers in parentheses are the equations of docs/maths.md.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +26,8 @@ class LookSAMState(NamedTuple):
     """The state of rules that reuse g_v."""
 
     count: jax.Array  # type: ignore[assignment]  # steps taken so far
-    g_v: Vector  # the part of the last SAM gradient orthogonal to g; 0 where there is none to reuse
-    g_v_norm: jax.Array  # ‖g_v‖, kept so that reuse steps need not read g_v twice
+    g_v: Vector  # the part of the last SAM gradient orthogonal to g; of no meaning where its norm is 0
+    g_v_norm: jax.Array  # ‖g_v‖, kept so that reuse steps need not read g_v twice; 0 where there is none to reuse
 
 
 State = SAMState | LookSAMState
@@ -58,53 +59,59 @@ def initial_state(params: Vector, *, keeps_g_v: bool, store_dtype: DTypeLike | N
 def refresh_step(g: Vector, g_s: Vector, state: State, dtype: DTypeLike) -> Step:
     """Returns g_s, and keeps the part of it that is orthogonal to g if the state has a place for it."""
     g_squared = pytree.squared_norm(g, dtype)
+    part = _orthogonal_part(g, g_s, g_squared, state.g_v if isinstance(state, LookSAMState) else g, dtype)
+    returned = pytree.where(part.usable, pytree.cast_like(g_s, g), g)  # (10)
+    info = _info(g_squared, part.g_s_squared, part.along, part.norm, refreshed=True, fell_back=~part.usable)
+    if not isinstance(state, LookSAMState):
+        return returned, SAMState(state.count + 1), info
+    exists = _after(part.norm > 0, state.g_v)
+    return returned, LookSAMState(state.count + 1, pytree.zero_unless(exists, part.g_v), part.norm), info
+
+
+class _OrthogonalPart(NamedTuple):
+    """The SAM gradient, g_s = c g + g_v, in its parts along and orthogonal to g."""
+
+    c: Scalar
+    g_v: Vector
+    norm: Scalar  # ‖g_v‖; 0 where g_v is 0 up to rounding, not finite, or has no direction to be orthogonal to
+    usable: Scalar  # whether g and g_s are finite
+    g_s_squared: Scalar
+    along: Scalar  # ⟨g, g_s⟩
+
+
+def _orthogonal_part(g: Vector, g_s: Vector, g_squared: Scalar, like: Vector, dtype: DTypeLike) -> _OrthogonalPart:
+    """Projects g_s off g, once over the whole vector; g_v gets the dtypes of ``like``."""
     g_s_squared, along = pytree.squared_norm_and_dot(g_s, g, dtype)
     # Guards look at square roots: XLA repeats a bare sum over all leaves, add by add, in what every leaf is fused into.
     g_norm, g_s_norm = jnp.sqrt(g_squared), jnp.sqrt(g_s_squared)
     usable = jnp.isfinite(g_norm) & jnp.isfinite(g_s_norm)
-
-    # One projection over the whole vector. Where ‖g‖ is 0 there is no g_v.
-    wide_g, wide_g_s = pytree.cast(g, dtype), pytree.cast(g_s, dtype)
-    g_v = pytree.add_scaled(wide_g_s, -pytree.divide(along, g_squared), wide_g)  # (8)
-    g_v = pytree.cast_like(g_v, state.g_v if isinstance(state, LookSAMState) else g)
-    g_v_norm = jnp.sqrt(pytree.squared_norm(g_v, dtype))
+    c = pytree.divide(along, g_squared)
+    g_v = pytree.add_scaled(pytree.cast(g_s, dtype), -c, pytree.cast(g, dtype))  # (8)
+    g_v = pytree.cast_like(g_v, like)
+    norm = jnp.sqrt(pytree.squared_norm(g_v, dtype))
     rounding = 16 * jnp.finfo(dtype).eps * g_s_norm
-    exists = usable & jnp.isfinite(g_v_norm) & (g_v_norm > rounding) & (g_norm > 0)  # (9)
-    g_v_norm = jnp.where(exists, g_v_norm, jnp.zeros_like(g_v_norm))
-
-    returned = pytree.where(usable, pytree.cast_like(g_s, g), g)  # (10)
-    info = _info(g_squared, g_s_squared, along, g_v_norm, refreshed=True, fell_back=~usable)
-    if not isinstance(state, LookSAMState):
-        return returned, SAMState(state.count + 1), info
-    exists = _after(exists, state.g_v)
-    return returned, LookSAMState(state.count + 1, pytree.zero_unless(exists, g_v), g_v_norm), info
+    exists = usable & jnp.isfinite(norm) & (norm > rounding) & (g_norm > 0)  # (9)
+    return _OrthogonalPart(c, g_v, jnp.where(exists, norm, jnp.zeros_like(norm)), usable, g_s_squared, along)
 
 
 def reuse_step(g: Vector, alpha: Scalar, state: LookSAMState, dtype: DTypeLike) -> Step:
     """Returns g adjusted by α ‖g‖ along the kept g_v."""
     g_squared = pytree.squared_norm(g, dtype)
-    factor = alpha * pytree.divide(jnp.sqrt(g_squared), state.g_v_norm)  # 0 where no g_v is kept
-    usable = jnp.isfinite(factor)
-    factor = jnp.where(usable, factor, jnp.zeros_like(factor))
+    factor, usable = _reuse_factor(g_squared, alpha, state.g_v_norm)
     wide_g, wide_v = pytree.cast(g, dtype), pytree.cast(state.g_v, dtype)
     adjusted = pytree.cast_like(pytree.add_scaled(wide_g, factor, wide_v), g)  # (11)
     if pytree.is_narrower(g, dtype):  # rounding to a narrow dtype may overflow
         fits = jnp.isfinite(pytree.squared_norm(adjusted, dtype))
         usable, adjusted = usable & fits, pytree.where(fits, adjusted, g)
-
-    # Used by the info alone, so that XLA drops it where the info is not used.
-    g_squared, across = pytree.squared_norm_and_dot(g, state.g_v, dtype)
-    along = g_squared + factor * across
-    adjusted_squared = along + factor * (across + factor * state.g_v_norm**2)
-    info = _info(
-        g_squared,
-        jnp.maximum(adjusted_squared, jnp.zeros_like(along)),
-        along,
-        state.g_v_norm,
-        refreshed=False,
-        fell_back=~usable,
-    )
+    info = _combination_info(g, state, jnp.ones((), dtype), factor, refreshed=False, fell_back=~usable)
     return adjusted, state._replace(count=state.count + 1), info
+
+
+def _reuse_factor(g_squared: Scalar, alpha: Scalar, g_v_norm: Scalar) -> tuple[Scalar, Scalar]:
+    """Returns α ‖g‖/‖g_v‖ and whether it is finite; 0 where it is not, and where no g_v is kept."""
+    factor = alpha * pytree.divide(jnp.sqrt(g_squared), g_v_norm)
+    usable = jnp.isfinite(factor)
+    return jnp.where(usable, factor, jnp.zeros_like(factor)), usable
 
 
 def plain_step(g: Vector, state: State, dtype: DTypeLike) -> Step:
@@ -114,13 +121,87 @@ def plain_step(g: Vector, state: State, dtype: DTypeLike) -> Step:
     return g, SAMState(state.count + 1), StepInfo(norm, norm, 0 * one, one, refreshed=no, fell_back=no)
 
 
+# --- decided on the device ----------------------------------------------------------------------------------------
+
+# A loop of no or one turn instead of lax.cond: XLA updates what a loop carries in place, and copies what a branch
+# returns. It has no reverse-mode derivative.
+
+
+def refresh_or_reuse_step(
+    g: Vector,
+    second_gradient: Callable[[Vector], Vector],
+    due: Scalar,
+    alpha: Scalar,
+    state: LookSAMState,
+    dtype: DTypeLike,
+) -> Step:
+    """Returns a g + b g_v: a refresh replaces g_v first, and then g_s = c g + g_v; a reuse is as in ``reuse_step``.
+
+    ``second_gradient(g)`` is the gradient at the perturbed parameters. All vectors have to be of ``dtype``: g_s comes
+    back from g_v, up to rounding.
+    """
+    g_squared = pytree.squared_norm(g, dtype)
+
+    def refresh(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        # Without the barrier XLA may take the second gradient before the loop, on every step.
+        turn, wide_g = lax.optimization_barrier((carry[0], g))
+        g_s = second_gradient(wide_g)
+        part = _orthogonal_part(wide_g, g_s, g_squared, state.g_v, dtype)
+        # Where there is no g_v to keep, the place holds g_s itself, with c = 0 and norm 0.
+        c = jnp.where(part.norm > 0, part.c, jnp.zeros_like(part.c))
+        kept = pytree.zero_unless(part.usable, pytree.add_scaled(g_s, -c, wide_g))
+        return ~turn, kept, part.norm, c, part.usable
+
+    start = due, state.g_v, state.g_v_norm, jnp.zeros((), dtype), jnp.ones((), bool)
+    _, g_v, g_v_norm, c, refreshable = lax.while_loop(lambda carry: carry[0], refresh, start)
+    factor, reusable = _reuse_factor(g_squared, alpha, g_v_norm)
+    one = jnp.ones((), dtype)
+    a = jnp.where(due & refreshable, c, one)
+    b = jnp.where(due, refreshable.astype(dtype), factor)
+    returned = jax.tree.map(lambda x, v: a * x + b * v, g, g_v)  # (10) or (11)
+    state = LookSAMState(state.count + 1, g_v, g_v_norm)
+    fell_back = ~jnp.where(due, refreshable, reusable)
+    return returned, state, _combination_info(g, state, a, b, refreshed=due, fell_back=fell_back)
+
+
+def refresh_or_plain_step(
+    g: Vector, second_gradient: Callable[[Vector], Vector], due: Scalar, state: State, dtype: DTypeLike
+) -> Step:
+    """Returns g_s if a refresh is due, else g as it is."""
+
+    def refresh(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        turn, g, _ = lax.optimization_barrier(carry)
+        returned, _, info = refresh_step(g, second_gradient(g), state, dtype)
+        return ~turn, returned, info
+
+    _, new_state, info = plain_step(g, state, dtype)
+    _, returned, info = lax.while_loop(lambda carry: carry[0], refresh, (due, g, info))
+    return returned, new_state, info
+
+
+# --- info ---------------------------------------------------------------------------------------------------------
+
+
+def _combination_info(
+    g: Vector, state: LookSAMState, a: Scalar, b: Scalar, *, refreshed: bool | Scalar, fell_back: Scalar
+) -> StepInfo:
+    """Describes a step that returns a g + b g_v. XLA drops the pass over both where the info is not used."""
+    dtype = a.dtype
+    g_squared = pytree.squared_norm(g, dtype)
+    g_v_squared, across = pytree.squared_norm_and_dot(state.g_v, g, dtype)
+    along = a * g_squared + b * across
+    returned_squared = a * along + b * (a * across + b * g_v_squared)
+    nonnegative = jnp.maximum(returned_squared, jnp.zeros_like(along))
+    return _info(g_squared, nonnegative, along, state.g_v_norm, refreshed=refreshed, fell_back=fell_back)
+
+
 def _info(
     g_squared: Scalar,
     returned_squared: Scalar,
     along: Scalar,
     g_v_norm: Scalar,
     *,
-    refreshed: bool,
+    refreshed: bool | Scalar,
     fell_back: Scalar,
 ) -> StepInfo:
     grad_norm, other_norm = jnp.sqrt(g_squared), jnp.sqrt(returned_squared)
@@ -131,7 +212,7 @@ def _info(
         returned_norm=jnp.where(fell_back, grad_norm, other_norm),
         g_v_norm=g_v_norm,
         cosine=jnp.where(is_g, jnp.ones_like(cosine), jnp.clip(cosine, -1.0, 1.0)),
-        refreshed=jnp.full((), refreshed),
+        refreshed=jnp.asarray(refreshed),
         fell_back=fell_back,
     )
 

@@ -136,6 +136,44 @@ def test_static_and_traced_forms_agree(name, problem):
 
 
 @every_rule
+def test_traced_steps_can_be_differentiated_in_reverse(name, problem):
+    """A derivative of the parameters after a few steps in the learning rate, by JAX and by the static steps."""
+
+    def slope(rule, static):
+        def after(rate):
+            params, state = problem.params, rule.init(problem.params)
+            for i in range(PERIOD + 1):
+                refresh = rule.refreshes(i) if static else None
+                _, grads, state, _ = rule.gradient(jax.value_and_grad(problem.loss), params, state, refresh=refresh)
+                params = jax.tree.map(lambda w, g: w - rate * g, params, grads)
+            return problem.loss(params)
+
+        return jax.grad(after)(0.05)
+
+    rule = build(name)
+    np.testing.assert_allclose(slope(rule.differentiable(), False), slope(rule, True), rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", PERIODIC_RULES)
+def test_traced_steps_take_no_more_memory_than_static_ones(name):
+    params = [jnp.ones((64, 256)), jnp.ones((256, 64))]
+    loss = lambda params, x: jnp.mean((jax.nn.relu(x @ params[0]) @ params[1] - x) ** 2)
+    rule, x = build(name), jnp.ones((2, 64))
+
+    def temporaries(refresh):
+        @functools.partial(jax.jit, donate_argnums=(0, 1))
+        def step(params, state, x):
+            _, grads, state, _ = rule.gradient(jax.value_and_grad(loss), params, state, x, refresh=refresh)
+            return jax.tree.map(lambda w, g: w - 0.05 * g, params, grads), state
+
+        program = step.lower(params, rule.init(params), x).compile()
+        return program.memory_analysis().temp_size_in_bytes / sum(w.nbytes for w in params)
+
+    static = max(temporaries(True), temporaries(False))
+    assert temporaries(None) < static + 0.3  # copies of the parameters
+
+
+@every_rule
 def test_a_static_value_overrides_the_counter_which_still_advances(name, problem):
     rule = build(name)
     grad = jax.value_and_grad(problem.loss)
