@@ -9,17 +9,21 @@ import csv
 import json
 import pathlib
 import re
-import sys
 from typing import Any
 
+from looksam.experiments import EXPERIMENT_NAMES
+from looksam.experiments.comparison import read_results
+from looksam.experiments.report import bench_report
+from looksam.experiments.report.comparison_report import as_text
+from looksam.experiments.report.text import lines_markdown
+
 ROOT = pathlib.Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
+RULES = ("results/benchmarks/rules.json", "results/benchmarks/torch_rules.json")
+THROUGHPUT = "results/benchmarks/throughput.json"
 
-from rules import markdown  # noqa: E402
 
-from looksam.experiments import EXPERIMENT_NAMES  # noqa: E402
-from looksam.experiments.comparison import read_results  # noqa: E402
-from looksam.experiments.report.comparison_report import as_text  # noqa: E402
+def _measured(path: str) -> list[dict[str, Any]]:
+    return bench_report.read(ROOT / path)
 
 
 def _stored(path: str) -> Any:
@@ -35,6 +39,19 @@ def trainer_table(rows: list[dict]) -> str:
         speed, cost = row["images_per_second_to_bare"][1], row["look_sam_5_to_base"][1]
         lines.append(f"| {row['recipe']} | {100 * row['input_share']:.2f} % | {speed:.2f} | {cost:.2f} |")
     return "\n".join(lines)
+
+
+def throughput_table(results: list[dict]) -> str:
+    """Images per second relative to PyTorch: one line per model and per way to run it in JAX."""
+    lines: list[tuple[str, ...]] = []
+    for result in results:
+        torch, *rows = result["rows"]
+        for row in rows:
+            low, ratio, high = sorted(1 / quartile for quartile in row["wall"])
+            speeds = f"{row['images_per_second']:,.0f}", f"{torch['images_per_second']:,.0f}"
+            lines.append((result["name"], row["variant"], *speeds, f"{ratio:.2f}×", f"{low:.2f}–{high:.2f}"))
+    header = ("model", "JAX with", "JAX, images/s", "PyTorch, images/s", "JAX / PyTorch", "middle half")
+    return lines_markdown([header, *lines], left=(0, 1))
 
 
 def scale_table(result: dict) -> str:
@@ -81,8 +98,8 @@ def tables() -> dict[str, str]:
         "results/digits/results.json": "\n".join(f"```\n{as_text(result)}\n```" for result in comparisons),
         "results/benchmarks/trainer.json": trainer_table(_stored("results/benchmarks/trainer.json")),
         "results/benchmarks/scale.json": scale_table(_stored("results/benchmarks/scale.json")),
-        "results/benchmarks/rules.json": markdown(_stored("results/benchmarks/rules.json")),
-        "results/benchmarks/torch_rules.json": markdown(_stored("results/benchmarks/torch_rules.json")),
+        **{source: bench_report.medians_markdown(_measured(source)) for source in RULES},
+        THROUGHPUT: throughput_table(_measured(THROUGHPUT)),
         "results/vit/table-1.csv": both_models(),
         **{f"results/{name}/report.md": experiment(name) for name in EXPERIMENT_NAMES},
     }
@@ -96,9 +113,11 @@ def filled(text: str) -> str:
     return text
 
 
-GUIDES = ("maths", "pytorch", "results", "scale", "training")
+GUIDES = ("benchmarks", "maths", "pytorch", "results", "scale", "training")
 DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in GUIDES)]
 
 if __name__ == "__main__":
     for document in DOCUMENTS:
         document.write_text(filled(document.read_text()))
+    for source in (*RULES, THROUGHPUT):
+        bench_report.draw(_measured(source), (ROOT / source).with_suffix(".svg"))
