@@ -4,8 +4,8 @@
     python benchmarks/throughput.py --recipes cifar100-small-vit --rounds 20 --json build/throughput.json
 
 Both run on all cores, in turns, in processes of their own (see looksam/bench). JAX runs with XLA's own settings, with
-its YNNPACK library off for convolutions, and with it off altogether; a ResNet is also measured in micro-batches. Nothing
-is augmented, as PyTorch's step does not augment.
+its YNNPACK library off for convolutions, and with it off altogether; a ResNet is also measured in micro-batches.
+Nothing is augmented, as PyTorch's step does not augment.
 """
 
 import argparse

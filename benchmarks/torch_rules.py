@@ -4,8 +4,9 @@
     python benchmarks/torch_rules.py --models mlp --rounds 40 --json build/torch_rules.json
 
 All methods take turns in one interleaved run, each in a process of its own (see looksam/bench). Whether a large
-gradient finds memory that was freed before, or must ask the operating system for new pages, is much of the MLP's time; several
-sets of processes average that out. Each process has one thread, so that CPU time does not include threads that wait.
+gradient finds memory that was freed before, or must ask the operating system for new pages, is much of the MLP's time;
+several sets of processes average that out. Each process has one thread, so that CPU time does not include threads that
+wait.
 """
 
 import dataclasses

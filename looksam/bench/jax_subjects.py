@@ -59,12 +59,17 @@ class CompiledSteps:
     def facts(self) -> dict[str, float]:
         """Gradients per step; what the rule keeps, and XLA's temporaries, in copies of the parameters."""
         size = _bytes(self._state.params)
-        temporary = max(program.memory_analysis().temp_size_in_bytes for program in self._programs.values())
+        temporary = max(_temporaries(program) for program in self._programs.values())
         return {
             "gradients": self._gradients,
             "kept_copies": _bytes(self._kept(self._state)) / size,
             "temporary_copies": temporary / size,
         }
+
+
+def _temporaries(program: jax.stages.Compiled) -> int:
+    memory: Any = program.memory_analysis()
+    return int(memory.temp_size_in_bytes)
 
 
 def _bytes(tree: Any) -> int:
@@ -144,8 +149,8 @@ def optax_transparent(settings: Mapping[str, Any], store_dtype: None = None) -> 
     peer = _OptaxSAM(Recipe(**settings), opaque=False)
     update = make_train_step(peer.recipe, peer.dataset, peer.model, None, peer.tx, peer.layout)
 
-    def call(state: TrainState, *batch: jax.Array) -> tuple[TrainState, jax.Array]:
-        state, metrics = update(state, *batch, None, False)
+    def call(state: TrainState, images: jax.Array, labels: jax.Array) -> tuple[TrainState, jax.Array]:
+        state, metrics = update(state, images, labels, None, False)
         return state, metrics["loss"]
 
     return _TwoCalls(*peer.compiled(call))

@@ -52,11 +52,8 @@ def measure(
         for base in dict.fromkeys(case.denominator for case in cases)
     }
     everything = by_name | {copy: by_name[base] for base, names in copies.items() for copy in names}
-    parts, facts = [], {}
-    for _ in range(sets):
-        timings, facts = _timed(everything, rounds, report)
-        parts.append(timings)
-    timings = joined(parts)
+    parts = [_timed(everything, rounds, report) for _ in range(sets)]
+    timings, facts = joined([part for part, _ in parts]), parts[-1][1]
     rows = [_row(case, timings, copies[case.denominator], facts[case.name]) for case in cases]
     return {
         "version": VERSION,

@@ -24,7 +24,7 @@ def build(name: str, image_shape: Sequence[int], num_classes: int, **options: An
     ``image_shape`` is (height, width, channels); options that are not given have the trainer's defaults.
     """
     entry = MODELS[name]
-    module: nn.Module = BUILDERS[entry.builder](tuple(image_shape), num_classes, **(entry.fixed | options))
+    module: nn.Module = BUILDERS[entry.builder](tuple(image_shape), num_classes, **{**entry.fixed, **options})
     return module
 
 
