@@ -20,7 +20,7 @@ from looksam.experiments.report import bench_report
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.recipes import find
 
-SHARED = {"method": "base", "crop_padding": None, "batch_size": 128, "mesh": "data=1"}
+SHARED = {"method": "base", "crop_padding": None, "mesh": "data=1"}
 RESNET = find("cifar100-small-resnet").recipe.replace(**SHARED)
 RECIPES = {
     "cifar100-small-vit": find("cifar100-small-vit").recipe.replace(**SHARED),
@@ -34,15 +34,15 @@ VARIANTS = {  # XLA_FLAGS
     "convolutions without YNNPACK": f"{FLAG}-individual_convolution",
     "without YNNPACK": FLAG,
 }
-SPLIT, MICROBATCH = "cifar100-small-resnet", 32
+SPLIT, PARTS = "cifar100-small-resnet", 4
 
 
 def cases(name: str, recipe: Recipe) -> list[Case]:
     torch = Case("torch", "base", recipe)
     settings = {variant: (recipe, flags) for variant, flags in VARIANTS.items()}
     if name == SPLIT:
-        split = recipe.replace(microbatch=MICROBATCH)
-        settings |= {f"{v}, microbatch={MICROBATCH}": (split, flags) for v, flags in VARIANTS.items()}
+        split = recipe.replace(microbatch=recipe.batch_size // PARTS)
+        settings |= {f"{v}, microbatch={split.microbatch}": (split, flags) for v, flags in VARIANTS.items()}
     jax = [
         Case("static", "base", own, base=torch.name, variant=variant, environment={"XLA_FLAGS": flags})
         for variant, (own, flags) in settings.items()
@@ -54,11 +54,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--batch-size", type=int, default=128, help="(128)")
     parser.add_argument("--json", type=pathlib.Path, default=RESULTS / "throughput.json", help="the file to write")
     arguments = parser.parse_args()
     results = []
     for name in arguments.recipes:
-        recipe = RECIPES[name]
+        recipe = RECIPES[name].replace(batch_size=arguments.batch_size)
         results.append(measure(name, recipe, cases(name, recipe), rounds=arguments.rounds, report=report))
         print(f"\n{bench_report.as_text(results[-1])}", flush=True)
         bench_report.write(results, arguments.json)

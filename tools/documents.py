@@ -20,6 +20,7 @@ from looksam.experiments.report.text import lines_markdown
 ROOT = pathlib.Path(__file__).parent.parent
 RULES = ("results/benchmarks/rules.json", "results/benchmarks/torch_rules.json")
 THROUGHPUT = "results/benchmarks/throughput.json"
+PICTURED = (*RULES, THROUGHPUT)
 
 
 def _measured(path: str) -> list[dict[str, Any]]:
@@ -119,5 +120,5 @@ DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in GUID
 if __name__ == "__main__":
     for document in DOCUMENTS:
         document.write_text(filled(document.read_text()))
-    for source in (*RULES, THROUGHPUT):
+    for source in PICTURED:
         bench_report.draw(_measured(source), (ROOT / source).with_suffix(".svg"))

@@ -68,6 +68,7 @@ def test_the_schema_of_a_result(result):
         "form": "static",
         "variant": "",
         "relative_to": "static/base",
+        "environment": {},
         "wall": pytest.approx([1.2] * 3),
         "cpu": pytest.approx([1.2] * 3),
         "milliseconds": pytest.approx(12.0),
@@ -117,7 +118,7 @@ def test_files_are_the_same_every_time(result, tmp_path):
         bench_report.write([result, result], tmp_path / folder / "rules.json")
     svg = (tmp_path / "a/rules.svg").read_text()
     assert svg == (tmp_path / "b/rules.svg").read_text()
-    assert svg.count("LookSAM-5, JAX, half") == 2 and "| gradients per step" in svg
+    assert svg.count("LookSAM-5, JAX, half") == 2 and "| marks the gradients per step" in svg
     assert bench_report.read(tmp_path / "a/rules.json") == json.loads(json.dumps([result, result]))
 
 

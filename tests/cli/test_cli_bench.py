@@ -28,7 +28,7 @@ def cli(capsys):
     ("words", "message"),
     [
         (("--methods", "base,lok_sam"), "row 'lok_sam' names no method; the methods are base, sam"),
-        (("--forms", "static,trace"), "form 'trace' is unknown; did you mean traced?"),
+        (("--forms", "static,trace"), "form 'trace' is unknown; did you mean traced"),
         (("--rounds", "0"), "--rounds 0 is out of range; pass --rounds >= 1"),
         (
             ("--methods", "layer_sam", "--forms", "optax"),

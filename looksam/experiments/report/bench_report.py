@@ -142,6 +142,6 @@ def _draw_panel(axes: "Axes", result: Mapping[str, Any]) -> None:
     axes.set_yticks(range(len(rows)), [", ".join(_who(row)) for row in rows])
     axes.invert_yaxis()
     axes.set_xlim(left=0)
-    axes.set_xlabel("step time relative to the base optimizer; | gradients per step")
+    axes.set_xlabel("relative step time; | marks the gradients per step")
     axes.set_title(title(result), loc="left", fontsize=10.5, fontweight="bold")
     axes.grid(axis="x", color="#000000", alpha=0.1, linewidth=0.6)
