@@ -1,14 +1,12 @@
-"""The numbers of a measurement, and the report that is made of them."""
+"""A measurement: its processes, its turns, and the numbers that it returns."""
 
 import json
-import re
 
 import pytest
 
 from looksam.bench import measure
 from looksam.bench.harness import Turn
 from looksam.bench.subjects import Case, choose
-from looksam.experiments.report import bench_report
 from looksam.methods import settings_of
 from looksam.trainer.recipe import Recipe
 
@@ -94,36 +92,3 @@ def test_turns_are_long_enough_and_whole_cycles(result, monkeypatch):
     turns = dict(LINES)
     assert turns["static/base"] == [10, 10, 48, 48]  # two to find that out
     assert turns["static/look_sam"] == [50, 50]
-
-
-def test_text_and_markdown(result):
-    text = bench_report.as_text(result)
-    assert text.startswith("digits, SGD-M, batch size 8\n\nmethod     by ")
-    line = re.compile(r"^LookSAM-5  JAX, half +1\.2 +1\.20× +1\.20–1\.20 +1\.20× +12 +667 +1\.00 +–$", re.MULTILINE)
-    assert line.search(text)
-    assert "medians over 6 interleaved rounds" in text
-    assert "| SAM | PyTorch | 1.0 | 2.10× | 2.10–2.10 | 2.10× | 21 | 381 | – | – |" in bench_report.as_markdown(result)
-
-
-def test_medians_of_several_measurements(result):
-    without = result | {"name": "other", "rows": [row for row in result["rows"] if row["row"] != "sam"]}
-    lines = bench_report.medians_markdown([result, without]).splitlines()
-    assert lines[0] == "| method | by | gradients per step | digits, SGD-M | other, SGD-M |"
-    assert "| SAM | JAX | 1.2 | 2.10 | – |" in lines
-    assert "| LookSAM-5 | PyTorch | 1.0 | 1.20 | 1.20 |" in lines
-
-
-def test_files_are_the_same_every_time(result, tmp_path):
-    for folder in ("a", "b"):
-        bench_report.write([result, result], tmp_path / folder / "rules.json")
-    svg = (tmp_path / "a/rules.svg").read_text()
-    assert svg == (tmp_path / "b/rules.svg").read_text()
-    assert svg.count("LookSAM-5, JAX, half") == 2 and "| marks the gradients per step" in svg
-    assert bench_report.read(tmp_path / "a/rules.json") == json.loads(json.dumps([result, result]))
-
-
-def test_another_format_is_refused(result, tmp_path):
-    path = tmp_path / "rules.json"
-    path.write_text(json.dumps([result | {"version": 99}]))
-    with pytest.raises(ValueError, match="rules.json has format version 99; this looksam reads 1: measure it again"):
-        bench_report.read(path)
