@@ -9,6 +9,7 @@ import csv
 import json
 import pathlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 from looksam.experiments import EXPERIMENT_NAMES
@@ -23,8 +24,31 @@ THROUGHPUT = "results/benchmarks/throughput.json"
 PICTURED = (*RULES, THROUGHPUT)
 
 
-def _measured(path: str) -> list[dict[str, Any]]:
-    return bench_report.read(ROOT / path)
+def _benchmark(path: str, as_text: Callable[[list[dict[str, Any]]], str]) -> str:
+    """What a document says about a measurement, or how to make it if it is missing."""
+    if not (ROOT / path).exists():
+        return f"*Not measured yet: `python benchmarks/{pathlib.Path(path).stem}.py`.*"
+    return as_text(bench_report.read(ROOT / path))
+
+
+def _picture(path: str) -> str:
+    return path.removesuffix(".json") + ".svg"
+
+
+def _shown(picture: str, results: list[dict[str, Any]]) -> str:
+    """The picture, as seen from docs/."""
+    models = ", ".join(dict.fromkeys(result["name"] for result in results))
+    return f"![Relative step times: {models}](../{picture})"
+
+
+def draw_pictures(folder: pathlib.Path = ROOT) -> list[pathlib.Path]:
+    """Draws the pictures of the benchmarks that were measured, at their places in ``folder``."""
+    drawn = []
+    for source in PICTURED:
+        if (ROOT / source).exists():
+            drawn.append(folder / _picture(source))
+            bench_report.draw(bench_report.read(ROOT / source), drawn[-1])
+    return drawn
 
 
 def _stored(path: str) -> Any:
@@ -99,8 +123,12 @@ def tables() -> dict[str, str]:
         "results/digits/results.json": "\n".join(f"```\n{as_text(result)}\n```" for result in comparisons),
         "results/benchmarks/trainer.json": trainer_table(_stored("results/benchmarks/trainer.json")),
         "results/benchmarks/scale.json": scale_table(_stored("results/benchmarks/scale.json")),
-        **{source: bench_report.medians_markdown(_measured(source)) for source in RULES},
-        THROUGHPUT: throughput_table(_measured(THROUGHPUT)),
+        **{source: _benchmark(source, bench_report.medians_markdown) for source in RULES},
+        THROUGHPUT: _benchmark(THROUGHPUT, throughput_table),
+        **{
+            _picture(source): _benchmark(source, lambda _, s=source: f"![]({'../' + _picture(s)})")
+            for source in PICTURED
+        },
         "results/vit/table-1.csv": both_models(),
         **{f"results/{name}/report.md": experiment(name) for name in EXPERIMENT_NAMES},
     }
@@ -120,5 +148,4 @@ DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in GUID
 if __name__ == "__main__":
     for document in DOCUMENTS:
         document.write_text(filled(document.read_text()))
-    for source in PICTURED:
-        bench_report.draw(_measured(source), (ROOT / source).with_suffix(".svg"))
+    draw_pictures()

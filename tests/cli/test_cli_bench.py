@@ -24,6 +24,19 @@ def cli(capsys):
     return run
 
 
+def test_help_and_refusals_load_no_framework():
+    code = """if True:
+        import sys
+        from looksam.cli import main
+        assert main(["bench", "--help"]) == 0
+        assert main(["bench", "digits", "--forms", "x"]) == main(["bench", "digits", "--methods", "x"]) == 2
+        print([name for name in ("jax", "flax", "torch", "numpy", "matplotlib") if name in sys.modules])
+    """
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stdout.isascii()  # shows on any terminal
+    assert result.stdout.splitlines()[-1] == "[]", result.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
