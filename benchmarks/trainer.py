@@ -10,14 +10,14 @@ two CPU cores.
 """
 
 import argparse
+import functools
 import json
 import pathlib
 import tempfile
-import time
 
 import jax
-import numpy as np
 
+from looksam.bench.harness import clocked, interleave
 from looksam.trainer import recipes
 from looksam.trainer.metrics import MetricsLog
 from looksam.trainer.progress import Progress
@@ -35,34 +35,28 @@ class Runner:
         self.log = MetricsLog(folder)
         self.progress = Progress(10**6, images_per_step=recipe.batch_size, quiet=True)
 
-    def bare(self):
+    def bare(self, steps):
         """The compiled step alone, on one batch that is on the device already."""
-        for _ in range(CYCLE):
+        for _ in range(steps):
             programs = self.training.programs
             self.state, _ = programs.step(self.state, programs.refreshes(self.count), *self.arguments)
             self.count += 1
+        jax.block_until_ready(self.state)
 
-    def loop(self):
-        """The trainer's step: its own batches, metrics fetched and written once per cycle."""
-        for _ in range(CYCLE):
+    def loop(self, steps):
+        """The trainer's step: its own batches, metrics fetched and written once per turn."""
+        for i in range(steps):
+            self.state, metrics = self.training.step(self.state, self.count, log=i == steps - 1)
             self.count += 1
-            self.state, metrics = self.training.step(self.state, self.count - 1, log=self.count % CYCLE == 0)
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         self.log.write(self.count, "train", values)
         self.progress.update(self.count, loss=values["loss"])
-
-    def input_seconds(self):
-        """The time that a step waits for its batch: the next indices, drawn and put on the device."""
-        started = time.perf_counter()
-        for i in range(100):
-            jax.block_until_ready(jax.device_put(self.training.batches.arguments(i)))
-        return (time.perf_counter() - started) / 100
-
-    def seconds(self, part):
-        started = time.perf_counter()
-        part()
         jax.block_until_ready(self.state)
-        return (time.perf_counter() - started) / CYCLE
+
+    def inputs(self, steps):
+        """What a step waits for: the next indices, drawn and put on the device."""
+        for i in range(steps):
+            jax.block_until_ready(jax.device_put(self.training.batches.arguments(i)))
 
 
 def measure(name, data_dir, rounds, batch):
@@ -70,23 +64,16 @@ def measure(name, data_dir, rounds, batch):
     with tempfile.TemporaryDirectory() as folder:
         base = Runner(recipe.replace(method="base"), pathlib.Path(folder))
         look = Runner(recipe.replace(method="look_sam", k=5), pathlib.Path(folder))
-        parts = {"bare": base.bare, "trainer": base.loop, "look_sam k=5": look.loop}
-        owners = {"bare": base, "trainer": base, "look_sam k=5": look}
-        for part in parts:
-            owners[part].seconds(parts[part])  # compile
-        waiting = base.input_seconds()
-        times = [{part: owners[part].seconds(parts[part]) for part in parts} for _ in range(rounds)]
-
-    def ratio(a, b):
-        return [float(q) for q in np.quantile([t[a] / t[b] for t in times], [0.25, 0.5, 0.75])]
-
+        loops = {"bare": base.bare, "trainer": base.loop, "look_sam": look.loop, "input": base.inputs}
+        turns = {part: functools.partial(clocked, loop, CYCLE) for part, loop in loops.items()}
+        timings = interleave(turns, rounds)
     return {
         "recipe": name,
         "batch": batch,
-        "bare_seconds": float(np.median([t["bare"] for t in times])),
-        "input_share": waiting / float(np.median([t["bare"] for t in times])),
-        "images_per_second_to_bare": ratio("bare", "trainer"),
-        "look_sam_5_to_base": ratio("look_sam k=5", "trainer"),
+        "bare_seconds": timings.milliseconds("bare") / 1e3,
+        "input_share": timings.ratios("input", ["bare"])["wall"][1],
+        "images_per_second_to_bare": timings.ratios("bare", ["trainer"])["wall"],
+        "look_sam_5_to_base": timings.ratios("look_sam", ["trainer"])["wall"],
     }
 
 

@@ -58,6 +58,15 @@ def test_formulas_point_at_their_code():
     assert tagged == len(rows) > 0
 
 
+def test_pictures_of_benchmarks_are_the_stored_measurements(tmp_path):
+    import documents
+
+    (tmp_path / "results/benchmarks").mkdir(parents=True)
+    for path in documents.draw_pictures(tmp_path):
+        stored = ROOT / path.relative_to(tmp_path)
+        assert path.read_text() == stored.read_text(), f"{stored.name} is out of date: python tools/documents.py"
+
+
 def test_tables_in_documents_are_the_stored_measurements():
     import documents
 

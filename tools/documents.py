@@ -9,17 +9,46 @@ import csv
 import json
 import pathlib
 import re
-import sys
+from collections.abc import Callable
 from typing import Any
 
+from looksam.experiments import EXPERIMENT_NAMES
+from looksam.experiments.comparison import read_results
+from looksam.experiments.report import bench_report
+from looksam.experiments.report.comparison_report import as_text
+from looksam.experiments.report.text import lines_markdown
+
 ROOT = pathlib.Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
+RULES = ("results/benchmarks/rules.json", "results/benchmarks/torch_rules.json")
+THROUGHPUT = "results/benchmarks/throughput.json"
+PICTURED = (*RULES, THROUGHPUT)
 
-from rules import markdown  # noqa: E402
 
-from looksam.experiments import EXPERIMENT_NAMES  # noqa: E402
-from looksam.experiments.comparison import read_results  # noqa: E402
-from looksam.experiments.report.comparison_report import as_text  # noqa: E402
+def _benchmark(path: str, as_text: Callable[[list[dict[str, Any]]], str]) -> str:
+    """What a document says about a measurement, or how to make it if it is missing."""
+    if not (ROOT / path).exists():
+        return f"*Not measured yet: `python benchmarks/{pathlib.Path(path).stem}.py`.*"
+    return as_text(bench_report.read(ROOT / path))
+
+
+def _picture(path: str) -> str:
+    return path.removesuffix(".json") + ".svg"
+
+
+def _shown(picture: str, results: list[dict[str, Any]]) -> str:
+    """The picture, as seen from docs/."""
+    models = ", ".join(dict.fromkeys(result["name"] for result in results))
+    return f"![Relative step times: {models}](../{picture})"
+
+
+def draw_pictures(folder: pathlib.Path = ROOT) -> list[pathlib.Path]:
+    """Draws the pictures of the benchmarks that were measured, at their places in ``folder``."""
+    drawn = []
+    for source in PICTURED:
+        if (ROOT / source).exists():
+            drawn.append(folder / _picture(source))
+            bench_report.draw(bench_report.read(ROOT / source), drawn[-1])
+    return drawn
 
 
 def _stored(path: str) -> Any:
@@ -42,6 +71,19 @@ def startup_table(result: dict) -> str:
     for row in result["seconds"]:
         lines.append(f"| {row['what']} | {row['median']:.2f} s | {row['lowest']:.2f}–{row['highest']:.2f} s |")
     return "\n".join(lines)
+
+
+def throughput_table(results: list[dict]) -> str:
+    """Images per second relative to PyTorch: one line per model and per way to run it in JAX."""
+    lines: list[tuple[str, ...]] = []
+    for result in results:
+        torch, *rows = result["rows"]
+        for row in rows:
+            low, ratio, high = sorted(1 / quartile for quartile in row["wall"])
+            speeds = f"{row['images_per_second']:,.0f}", f"{torch['images_per_second']:,.0f}"
+            lines.append((result["name"], row["variant"], *speeds, f"{ratio:.2f}×", f"{low:.2f}–{high:.2f}"))
+    header = ("model", "JAX with", "JAX, images/s", "PyTorch, images/s", "JAX / PyTorch", "middle half")
+    return lines_markdown([header, *lines], left=(0, 1))
 
 
 def scale_table(result: dict) -> str:
@@ -89,8 +131,12 @@ def tables() -> dict[str, str]:
         "results/benchmarks/trainer.json": trainer_table(_stored("results/benchmarks/trainer.json")),
         "results/benchmarks/startup.json": startup_table(_stored("results/benchmarks/startup.json")),
         "results/benchmarks/scale.json": scale_table(_stored("results/benchmarks/scale.json")),
-        "results/benchmarks/rules.json": markdown(_stored("results/benchmarks/rules.json")),
-        "results/benchmarks/torch_rules.json": markdown(_stored("results/benchmarks/torch_rules.json")),
+        **{source: _benchmark(source, bench_report.medians_markdown) for source in RULES},
+        THROUGHPUT: _benchmark(THROUGHPUT, throughput_table),
+        **{
+            _picture(source): _benchmark(source, lambda _, s=source: f"![]({'../' + _picture(s)})")
+            for source in PICTURED
+        },
         "results/vit/table-1.csv": both_models(),
         **{f"results/{name}/report.md": experiment(name) for name in EXPERIMENT_NAMES},
     }
@@ -104,9 +150,10 @@ def filled(text: str) -> str:
     return text
 
 
-GUIDES = ("maths", "pytorch", "results", "scale", "training")
+GUIDES = ("benchmarks", "maths", "pytorch", "results", "scale", "training")
 DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in GUIDES)]
 
 if __name__ == "__main__":
     for document in DOCUMENTS:
         document.write_text(filled(document.read_text()))
+    draw_pictures()

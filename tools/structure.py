@@ -23,7 +23,13 @@ ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = "looksam"
 # Floors from the ground up; a module may import from its own floor and from those below. ``looksam`` itself and its
 # top-level modules belong to the library.
-FLOORS: tuple[tuple[str, ...], ...] = (("rules", "torch", "analysis"), ("trainer",), ("experiments",), ("cli",))
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("rules", "torch", "analysis"),
+    ("trainer",),
+    ("bench",),
+    ("experiments",),
+    ("cli",),
+)
 SHORT = 60
 
 

@@ -36,13 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     started = time.perf_counter()
     # imported here, where a missing package is explained
-    from looksam.cli import analyze, compare, plan, recipes, reproduce, train
+    from looksam.cli import analyze, bench, compare, plan, recipes, reproduce, train
     from looksam.cli.parser import Parser
 
     parser = Parser(prog="looksam", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"looksam {looksam.__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
-    for module in (train, analyze, compare, reproduce, plan, recipes):
+    for module in (train, analyze, compare, reproduce, bench, plan, recipes):
         for command in module.COMMANDS:
             command.add_to(subparsers)
     arguments = parser.parse_args(argv)

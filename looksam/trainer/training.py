@@ -62,6 +62,7 @@ class Programs:
 
     Args:
       to_batch: turns the ``arguments`` of a step into images and labels.
+      rule: in place of the recipe's own, which is the default.
     """
 
     def __init__(
@@ -71,10 +72,11 @@ class Programs:
         total_steps: int,
         layout: Layout,
         to_batch: Callable[..., tuple[jax.Array, jax.Array]],
+        rule: Rule | None = None,
     ) -> None:
         self.model = model = make_model(recipe, dataset)
         tx = make_optimizer(recipe, total_steps)
-        self.rule: Rule | None = make_rule(recipe)
+        self.rule: Rule | None = rule or make_rule(recipe)
         train_step = make_train_step(recipe, dataset, model, self.rule, tx, layout)
 
         def init(seed: Any) -> TrainState:
@@ -169,7 +171,7 @@ def dataset_size(recipe: Recipe) -> DatasetSize:
     if recipe.dataset not in DATASET_SIZES:
         raise ValueError(
             f"the size of dataset {recipe.dataset!r} is not known without its files; "
-            f"plan for {', '.join(DATASET_SIZES)}."
+            f"it is for {', '.join(DATASET_SIZES)}."
         )
     return DATASET_SIZES[recipe.dataset]
 

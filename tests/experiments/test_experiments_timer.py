@@ -1,56 +1,48 @@
-"""The interleaved timer on a clock that is set by hand."""
+"""The timer of the experiments: what it hands to the interleaved harness."""
+
+import types
 
 import pytest
 
+from looksam.bench import harness
+from looksam.bench.measure import steps_per_turn
 from looksam.experiments import small_scale
 from looksam.experiments.engine import timer
 from looksam.trainer.recipe import Recipe
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock that only moves when a step says so."""
+def test_ratios_are_rounded_quartiles_of_the_wall_time(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(timer.time, "perf_counter", lambda: now[0])
-    return now
+    monkeypatch.setattr(harness.time, "perf_counter", lambda: now[0])
 
+    def steps(seconds, per_turn):
+        def run(count):
+            assert count == per_turn
+            now[0] += seconds * count
 
-def test_ratios_are_to_the_base_of_the_same_round(clock):
-    taken = {"base": [], "sam": []}
-
-    def steps(name, seconds, cycle, first):
-        def step(i):
-            taken[name].append(i)
-            clock[0] += seconds + (100.0 if len(taken[name]) <= cycle else 0.0)  # the first round compiles
-
-        return timer.Steps(step, cycle, first)
+        return timer.Steps(run, per_turn)
 
     lines = []
-    methods = {"base": steps("base", 1.0, 4, 0), "sam": steps("sam", 2.0, 5, 10)}
-    assert timer.time_ratios(methods, 3, lines.append) == {"base": [1.0] * 3, "sam": [2.0] * 3}
-    assert taken == {"base": list(range(16)), "sam": list(range(10, 30))}  # one round to warm up, then three
-    assert lines == [f"timing round {i}/3" for i in range(4)]
+    ratios = timer.time_ratios({"base": steps(3.0, 4), "sam": steps(5.0, 5)}, 3, lines.append)
+    assert ratios == {"base": [1.0] * 3, "sam": [1.6667] * 3}
+    assert lines[-1] == "timing: round 3/3"
 
 
-def test_quartiles_are_over_rounds(clock):
-    seconds = iter([9.0, 1.0, 2.0, 3.0, 4.0, 5.0])
-
-    def base(i):
-        clock[0] += 1.0
-
-    def other(i):
-        clock[0] += next(seconds)
-
-    methods = {"base": timer.Steps(base, 2), "other": timer.Steps(other, 1)}
-    assert timer.time_ratios(methods, 5)["other"] == [2.0, 3.0, 4.0]
+def test_the_steps_of_a_runner_continue_after_its_run():
+    taken = []
+    runner = types.SimpleNamespace(recipe=Recipe(method="look_sam", k=7), total_steps=30, step=taken.append, state=())
+    steps = timer.steps_of_runner(runner)
+    for _ in range(2):
+        steps.run(steps.per_turn)
+    assert taken == list(range(42, 84))  # two turns of 21 steps, from a multiple of 21 on
 
 
 @pytest.mark.parametrize(
-    ("method", "k", "cycle"),
+    ("method", "k", "steps"),
     [("base", 5, 20), ("sam", 7, 20), ("look_sam", 7, 21), ("sam_k", 1, 20), ("look_sam", 50, 50)],
 )
-def test_a_round_has_whole_cycles_of_k(method, k, cycle):
-    assert timer.cycle(Recipe(method=method, k=k)) == cycle
+def test_a_turn_has_whole_cycles_of_k(method, k, steps):
+    assert steps_per_turn(Recipe(method=method, k=k), 20) == steps
 
 
 def test_timed_rows_are_recipes():

@@ -170,7 +170,7 @@ def test_traced_steps_take_no_more_memory_than_static_ones(name):
         return program.memory_analysis().temp_size_in_bytes / sum(w.nbytes for w in params)
 
     static = max(temporaries(True), temporaries(False))
-    assert temporaries(None) < static + 0.3  # copies of the parameters
+    assert temporaries(None) < static + 0.7  # copies of the parameters; with lax.cond it is two more
 
 
 @every_rule

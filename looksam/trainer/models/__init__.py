@@ -34,6 +34,7 @@ _TINY = {"patch": 4, "width": 192, "depth": 6, "heads": 3, "mlp_ratio": 4.0}
 # A named size fixes its architecture; the generic names mlp, resnet, vit and wide_resnet take it as options.
 MODELS: dict[str, ModelEntry] = {
     "mlp": ModelEntry("mlp", "mlp"),
+    "mlp_20m": ModelEntry("mlp", "mlp", {"widths": (3072, 2048, 2048)}),  # 20M parameters on 32² photographs
     "resnet": ModelEntry("resnet", "resnet"),
     "resnet18": ModelEntry("resnet", "resnet", {"blocks": (2, 2, 2, 2), "width": 64, "bottleneck": False}),
     "resnet50": ModelEntry("resnet", "resnet", {"blocks": (3, 4, 6, 3), "width": 64, "bottleneck": True}),

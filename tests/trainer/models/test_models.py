@@ -36,7 +36,7 @@ def test_models_are_listed_in_order():
     assert list(MODELS) == sorted(MODELS)
     vits = {"vit", "vit_b16", "vit_b32", "vit_s16", "vit_s32", "vit_tiny"}
     resnets = {"resnet", "resnet18", "resnet50", "resnet_small", "wide_resnet", "wrn28_10", "wrn_small"}
-    assert set(MODELS) == {"mlp"} | vits | resnets
+    assert set(MODELS) == {"mlp", "mlp_20m"} | vits | resnets
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,7 @@ def test_vit_parameter_counts_of_the_paper(name, patch, width, millions):
 def test_small_models_are_small():
     assert 2.5e6 < count("vit_tiny", CIFAR, 100) < 3e6
     assert 1.5e5 < count("resnet_small", CIFAR, 10) < 3e5
+    assert 1.95e7 < count("mlp_20m", CIFAR, 100) < 2.05e7
     assert 2e5 < count("wrn_small", CIFAR, 100) < 4e5
 
 
@@ -188,7 +189,7 @@ DIGITS = {"image_shape": (8, 8, 1), "num_classes": 10}
     ("name", "options", "error", "match"),
     [
         ("resnet19", {}, ValueError, r"'resnet19' is unknown; did you mean .*resnet18"),
-        ("zzz", {}, ValueError, r"the models are mlp, resnet, "),
+        ("zzz", {}, ValueError, r"the models are mlp, mlp_20m, resnet, "),
         ("mlp", {"width": 3}, TypeError, r"no option 'width'; its options are widths"),
         ("vit_tiny", {"depht": 3}, TypeError, r"its options are dropout, stochastic_depth"),
         ("vit_tiny", {"depth": 3}, TypeError, r"fixes depth=6; build 'vit' to choose depth"),

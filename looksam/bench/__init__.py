@@ -1,0 +1,7 @@
+"""What a step costs: the one place that measures time.
+
+``harness.py`` lets subjects take turns and compares them round by round; ``worker.py`` gives a subject a process of its
+own, in which ``serve.py`` runs. ``subjects.py`` lists what can be measured of a recipe: our rules in JAX
+(``jax_subjects.py``) and in PyTorch (``torch_subjects.py``, with the trainer's models from ``torch_models.py``), and
+other libraries' SAM. ``measure.py`` puts them together for ``looksam bench`` and ``benchmarks/``.
+"""

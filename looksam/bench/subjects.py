@@ -1,0 +1,157 @@
+"""What can be measured of a recipe: every method in every form, that is by our code or by another library's.
+
+To add a form, write the function that builds its subject and list it in ``FORMS``. This module imports no framework.
+"""
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from looksam.arguments import did_you_mean
+from looksam.methods import METHODS, label, settings_of
+from looksam.trainer.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Form:
+    """A way to run a method: by our code or by a peer's, in JAX or in PyTorch."""
+
+    name: str  # on the command line
+    label: str
+    framework: Literal["jax", "torch"]
+    target: str  # "module:function" in this package, which builds the subject
+    package: str  # that it needs
+    methods: tuple[str, ...] = tuple(METHODS)
+    is_peer: bool = False
+
+    @property
+    def base_form(self) -> str:
+        """The form whose base optimizer is the denominator of the ratios."""
+        return "static" if self.framework == "jax" else "torch"
+
+
+def _table(*forms: Form) -> dict[str, Form]:
+    return {form.name: form for form in forms}
+
+
+_PERIODIC = tuple(method.name for method in METHODS.values() if method.has_period)
+FORMS: dict[str, Form] = _table(
+    Form("static", "JAX", "jax", "jax_subjects:static", "jax"),
+    # Without a period the traced form is the same program as the static one.
+    Form("traced", "JAX, traced", "jax", "jax_subjects:traced", "jax", _PERIODIC),
+    Form("optax", "optax.contrib.sam", "jax", "jax_subjects:optax_transparent", "optax", ("sam",), is_peer=True),
+    Form(
+        "optax_opaque",
+        "optax.contrib.sam, opaque",
+        "jax",
+        "jax_subjects:optax_opaque",
+        "optax",
+        ("sam",),
+        is_peer=True,
+    ),
+    Form("torch", "PyTorch", "torch", "torch_subjects:ours", "torch"),
+    Form(
+        "pytorch_optimizer",
+        "pytorch_optimizer",
+        "torch",
+        "torch_subjects:peer",
+        "pytorch_optimizer",
+        ("sam", "look_sam"),
+        is_peer=True,
+    ),
+    Form(
+        "pytorch_optimizer_one_pass",
+        "pytorch_optimizer, unused passes left out",
+        "torch",
+        "torch_subjects:peer_one_pass",
+        "pytorch_optimizer",
+        ("look_sam",),
+        is_peer=True,
+    ),
+)
+DEFAULT_FORMS = tuple(name for name in FORMS if name != "pytorch_optimizer_one_pass")
+DEFAULT_ROWS = ("base", "sam", "look_sam")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One subject: a method in one form, on a recipe that names the method."""
+
+    form: str
+    row: str  # as in ``looksam.methods``: base, sam, look_sam, look_sam_10, …
+    recipe: Recipe
+    base: str = ""  # the name of the case that it is compared with; its framework's base by default
+    variant: str = ""  # tells two cases apart that differ in what follows
+    store_dtype: str | None = None  # of the kept g_v
+    environment: Mapping[str, str] = field(default_factory=dict)  # of its process
+
+    @property
+    def name(self) -> str:
+        return f"{self.form}/{self.row}" + (f" {self.variant}" if self.variant else "")
+
+    @property
+    def method(self) -> str:
+        """The method as people call it."""
+        return label(self.row, k=self.recipe.k if METHODS[self.recipe.method].has_period else None)
+
+    @property
+    def denominator(self) -> str:
+        return self.base or f"{FORMS[self.form].base_form}/base"
+
+    def arguments(self, image_shape: Sequence[int], num_classes: int) -> dict[str, Any]:
+        """The arguments of the form's target, as plain JSON."""
+        settings = {"settings": self.recipe.to_dict(), "store_dtype": self.store_dtype}
+        if FORMS[self.form].framework == "jax":
+            return settings
+        return settings | {"image_shape": list(image_shape), "num_classes": num_classes}
+
+
+class Choice(NamedTuple):
+    """The cases to measure, and one line for each form that cannot be."""
+
+    cases: list[Case]
+    skipped: list[str]
+
+
+def choose(recipe: Recipe, rows: Sequence[str], forms: Sequence[str]) -> Choice:
+    """The cases of these methods in these forms. The base optimizer of each framework is always among them.
+
+    Raises ValueError for a method or a form that does not exist.
+    """
+    recipes = {row: recipe.replace(**settings_of(row)) for row in ("base", *rows)}
+    for name in forms:
+        if name not in FORMS:
+            raise ValueError(f"form {name!r} is unknown{did_you_mean(name, FORMS)}")
+    cases: dict[str, Case] = {}
+    skipped = []
+    for form in map(FORMS.__getitem__, forms):
+        wanted = [row for row, own in recipes.items() if own.method in form.methods and _differs(form, own)]
+        reason = reason_to_skip(form, recipe) if wanted else ""
+        if reason:
+            skipped.append(f"{form.label} is skipped: {reason}")
+        elif wanted:
+            chosen = [Case(form.base_form, "base", recipes["base"]), *(Case(form.name, r, recipes[r]) for r in wanted)]
+            cases |= {case.name: case for case in chosen}
+    return Choice(list(cases.values()), skipped)
+
+
+def _differs(form: Form, recipe: Recipe) -> bool:
+    """Whether the form has a program of its own: with k = 1 every step refreshes, and nothing is left to trace."""
+    return form.name != "traced" or recipe.k > 1
+
+
+def reason_to_skip(form: Form, recipe: Recipe) -> str:
+    """Why a form cannot run a recipe here; empty if it can."""
+    if importlib.util.find_spec(form.package) is None:
+        return f"{form.package} is not installed"
+    own = form.name == "static"
+    checks = {
+        f"groups={recipe.groups}": recipe.groups is not None and not own,
+        f"p={recipe.p}": recipe.p != 2 and form.is_peer,
+        f"optimizer={recipe.optimizer}": recipe.optimizer == "lamb" and form.framework == "torch",
+        f"dtype={recipe.dtype}": recipe.dtype != "float32" and form.framework == "torch",
+        f"microbatch={recipe.microbatch}": recipe.microbatch is not None and form.framework == "torch",
+        f"mesh={recipe.mesh}": recipe.mesh_sizes() not in (None, (1, 1)) and form.framework == "torch",
+    }
+    return ", ".join(f"it has no {setting}" for setting, is_missing in checks.items() if is_missing)
