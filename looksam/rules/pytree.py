@@ -83,6 +83,7 @@ def squared_norm_and_dot(x: Vector, y: Vector, dtype: DTypeLike) -> tuple[Scalar
     return total([square for square, _ in pairs], dtype), total([product for _, product in pairs], dtype)
 
 
+@jax.custom_jvp
 def _leaf_sums(x: jax.Array, y: jax.Array) -> tuple[Scalar, Scalar]:
     if x.ndim < 2:
         return jnp.sum(x * x), jnp.sum(x * y)
@@ -91,6 +92,13 @@ def _leaf_sums(x: jax.Array, y: jax.Array) -> tuple[Scalar, Scalar]:
     zero = jnp.zeros((), x.dtype)
     rows = lax.reduce((x * x, x * y), (zero, zero), lambda a, b: (a[0] + b[0], a[1] + b[1]), (x.ndim - 1,))
     return jnp.sum(rows[0]), jnp.sum(rows[1])
+
+
+@_leaf_sums.defjvp
+def _(primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]) -> tuple[Any, Any]:
+    # JAX's own derivative of such a reduction raises where only one of x and y has a tangent.
+    (x, y), (dx, dy) = primals, tangents
+    return _leaf_sums(x, y), (2 * jnp.sum(x * dx), jnp.sum(x * dy + dx * y))
 
 
 def largest(x: Vector, dtype: DTypeLike) -> Scalar:
