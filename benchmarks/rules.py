@@ -21,8 +21,9 @@ def cases(recipe: Recipe) -> list[Case]:
         *("static", "look_sam_5", recipe.replace(**settings_of("look_sam_5"))),
         variant="g_v in bfloat16",
         store_dtype="bfloat16",
+        environment=timed.JAX_ENVIRONMENT,
     )
-    return [*choose(recipe, ROWS, FORMS).cases, half]
+    return [*choose(recipe, ROWS, FORMS, timed.JAX_ENVIRONMENT).cases, half]
 
 
 if __name__ == "__main__":

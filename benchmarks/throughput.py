@@ -3,15 +3,15 @@
     python benchmarks/throughput.py                         # everything, to results/benchmarks/throughput.json and .svg
     python benchmarks/throughput.py --recipes cifar100-small-vit --rounds 20 --json build/throughput.json
 
-Both run on all cores, in turns, in processes of their own (see looksam/bench). JAX runs with XLA's own settings, with
-its YNNPACK library off for convolutions, and with it off altogether; a ResNet is also measured in micro-batches.
-Nothing is augmented, as PyTorch's step does not augment.
+Both run on all cores, in turns, in processes of their own (see looksam/bench). JAX runs with its own settings, with
+XLA's YNNPACK library off, and with all settings of the command line, which also keep freed memory; a ResNet is measured
+in micro-batches too. Nothing is augmented, as PyTorch's step does not augment.
 """
 
 import argparse
 import pathlib
 
-from timed import RESULTS
+from timed import JAX_ENVIRONMENT, RESULTS
 
 from looksam.bench.measure import measure
 from looksam.bench.subjects import Case
@@ -28,24 +28,24 @@ RECIPES = {
     "ResNet, width 32": RESNET.replace(model="resnet", width=32),
     "WRN-16-2": RESNET.replace(model="wide_resnet", depth=16, widen=2),
 }
-FLAG = "--xla_cpu_experimental_ynn_fusion_type="
-VARIANTS = {  # XLA_FLAGS
-    "XLA's defaults": "",
-    "convolutions without YNNPACK": f"{FLAG}-individual_convolution",
-    "without YNNPACK": FLAG,
+OURS = "the command line's settings"
+VARIANTS = {  # environment variables
+    "JAX's settings": {"XLA_FLAGS": ""},
+    "YNNPACK off": {"XLA_FLAGS": JAX_ENVIRONMENT["XLA_FLAGS"]},
+    OURS: JAX_ENVIRONMENT,
 }
 SPLIT, PARTS = "cifar100-small-resnet", 4
 
 
 def cases(name: str, recipe: Recipe) -> list[Case]:
     torch = Case("torch", "base", recipe)
-    settings = {variant: (recipe, flags) for variant, flags in VARIANTS.items()}
+    settings = {variant: (recipe, variables) for variant, variables in VARIANTS.items()}
     if name == SPLIT:
         split = recipe.replace(microbatch=recipe.batch_size // PARTS)
-        settings |= {f"{v}, microbatch={split.microbatch}": (split, flags) for v, flags in VARIANTS.items()}
+        settings[f"{OURS}, microbatch={split.microbatch}"] = split, JAX_ENVIRONMENT
     jax = [
-        Case("static", "base", own, base=torch.name, variant=variant, environment={"XLA_FLAGS": flags})
-        for variant, (own, flags) in settings.items()
+        Case("static", "base", own, base=torch.name, variant=variant, environment=variables)
+        for variant, (own, variables) in settings.items()
     ]
     return [torch, *jax]
 

@@ -1,7 +1,8 @@
 """What the benchmarks of the rules share: their recipes, their flags, and the files that they write.
 
 The models are the paper's at small scale, with batch size 16, and an MLP of 20M parameters with batch size 8, whose
-step is spent on moving parameters. Nothing is augmented, so that JAX and PyTorch do the same work.
+step is spent on moving parameters. Nothing is augmented, so that JAX and PyTorch do the same work. JAX runs with the
+settings of the command line.
 """
 
 import argparse
@@ -10,6 +11,7 @@ from collections.abc import Callable
 
 from looksam.bench.measure import measure
 from looksam.bench.subjects import Case
+from looksam.cli.environment import variables
 from looksam.cli.output import report
 from looksam.experiments.report import bench_report
 from looksam.trainer.recipe import Recipe
@@ -21,6 +23,7 @@ MODELS = {
     "resnet": CIFAR.replace(model="resnet_small"),
     "mlp": CIFAR.replace(model="mlp_20m", batch_size=8),
 }
+JAX_ENVIRONMENT = {name: value for name, value in variables().items() if not name.startswith("JAX_")}  # no cache
 OPTIMIZERS = {
     "adamw": {"optimizer": "adamw", "learning_rate": 1e-4, "weight_decay": 0.1, "decay_all": False},
     "sgdm": {"optimizer": "sgdm", "learning_rate": 1e-3},

@@ -8,6 +8,7 @@ both gradients are channels-last convolutions of transposed arrays, equal to JAX
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -144,10 +145,9 @@ _convolution.defvjp(_forward, _backward)
 
 def _input_gradient(dy: jax.Array, kernel: jax.Array, sizes: tuple[int, ...], window: Window) -> jax.Array:
     """Returns the convolution of dy, with zeros between its strides, and the mirrored kernel of swapped channels."""
-    spatial, groups = len(sizes), window.groups
-    *extents, n_in, n_out = kernel.shape
-    grouped = jnp.flip(kernel, range(spatial)).reshape(*extents, n_in, groups, n_out // groups)
-    swapped = jnp.swapaxes(grouped, -1, -3).reshape(*extents, n_out // groups, groups * n_in)
+    extents, groups = kernel.shape[:-2], window.groups
+    if max(window.strides) > 1 and max(*window.input_dilation, *window.kernel_dilation, groups) == 1:
+        return _strided_input_gradient(dy, kernel, sizes, window)
     padding = []
     for i, (before, _) in enumerate(window.padding):
         reach = (extents[i] - 1) * window.kernel_dilation[i]
@@ -155,13 +155,49 @@ def _input_gradient(dy: jax.Array, kernel: jax.Array, sizes: tuple[int, ...], wi
         padding.append((reach - before, total - (reach - before)))
     return _channels_last(
         dy,
-        _ordered(swapped),
+        _mirrored(kernel, groups),
         window.input_dilation,
         padding,
         window.strides,
         window.kernel_dilation,
         feature_group_count=groups,
     )
+
+
+def _mirrored(kernel: jax.Array, groups: int = 1) -> jax.Array:
+    """Returns the kernel mirrored along its spatial axes, with input and output channels swapped within each group."""
+    *extents, n_in, n_out = kernel.shape
+    grouped = jnp.flip(kernel, range(len(extents))).reshape(*extents, n_in, groups, n_out // groups)
+    return _ordered(jnp.swapaxes(grouped, -1, -3).reshape(*extents, n_out // groups, groups * n_in))
+
+
+def _strided_input_gradient(dy: jax.Array, kernel: jax.Array, sizes: tuple[int, ...], window: Window) -> jax.Array:
+    """Returns the input gradient without zeros: one small convolution for each position within a stride, interleaved.
+
+    Along an axis of stride s, position s q + r of the input meets the taps t with t = r + before (mod s) only: every
+    s-th weight.
+    """
+    spatial, ones = len(sizes), (1,) * len(sizes)
+    lengths = [-(-size // stride) for size, stride in zip(sizes, window.strides, strict=True)]
+    parts = []
+    for remainders in itertools.product(*map(range, window.strides)):
+        taps, padding = [], []
+        for i, remainder in enumerate(remainders):
+            shift, first = divmod(remainder + window.padding[i][0], window.strides[i])
+            taps.append(slice(first, None, window.strides[i]))
+            count = len(range(kernel.shape[i])[taps[-1]])
+            padding.append((count - 1 - shift, lengths[i] + shift - dy.shape[i + 1]))
+        own = kernel[tuple(taps)]
+        if own.size == 0:
+            parts.append(jnp.zeros((dy.shape[0], *lengths, kernel.shape[-2]), dy.dtype))
+        else:
+            parts.append(_channels_last(dy, _mirrored(own), ones, padding, ones, ones))
+    # (remainders, images, quotients, channels) -> (images, (quotient, remainder) of each axis, channels)
+    grid = jnp.stack(parts).reshape(*window.strides, *parts[0].shape)
+    axes = [spatial, *itertools.chain(*((spatial + 1 + i, i) for i in range(spatial))), 2 * spatial + 1]
+    whole = [length * stride for length, stride in zip(lengths, window.strides, strict=True)]
+    interleaved = grid.transpose(axes).reshape(dy.shape[0], *whole, -1)
+    return interleaved[(slice(None), *map(slice, sizes))]
 
 
 def _kernel_gradient(extents: tuple[int, ...], window: Window, x: jax.Array, dy: jax.Array) -> jax.Array:

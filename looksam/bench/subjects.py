@@ -114,10 +114,12 @@ class Choice(NamedTuple):
     skipped: list[str]
 
 
-def choose(recipe: Recipe, rows: Sequence[str], forms: Sequence[str]) -> Choice:
+def choose(
+    recipe: Recipe, rows: Sequence[str], forms: Sequence[str], jax_environment: Mapping[str, str] | None = None
+) -> Choice:
     """The cases of these methods in these forms. The base optimizer of each framework is always among them.
 
-    Raises ValueError for a method or a form that does not exist.
+    ``jax_environment`` has variables for the processes of JAX. Raises ValueError for a method or form that is unknown.
     """
     recipes = {row: recipe.replace(**settings_of(row)) for row in ("base", *rows)}
     for name in forms:
@@ -131,7 +133,9 @@ def choose(recipe: Recipe, rows: Sequence[str], forms: Sequence[str]) -> Choice:
         if reason:
             skipped.append(f"{form.label} is skipped: {reason}")
         elif wanted:
-            chosen = [Case(form.base_form, "base", recipes["base"]), *(Case(form.name, r, recipes[r]) for r in wanted)]
+            own = jax_environment if form.framework == "jax" and jax_environment else {}
+            names = [(form.base_form, "base"), *((form.name, row) for row in wanted)]
+            chosen = [Case(name, row, recipes[row], environment=own) for name, row in names]
             cases |= {case.name: case for case in chosen}
     return Choice(list(cases.values()), skipped)
 

@@ -4,6 +4,7 @@ import argparse
 import pathlib
 
 from looksam.bench.subjects import DEFAULT_FORMS, DEFAULT_ROWS, FORMS, choose
+from looksam.cli import environment
 from looksam.cli.output import print_json, report, silent, usage
 from looksam.cli.parser import Command, Parser, add_json, add_quiet, add_settings, recipe_named
 
@@ -49,7 +50,8 @@ def _run(arguments: argparse.Namespace) -> int:
     with usage():
         if arguments.rounds < 1:
             raise ValueError(f"--rounds {arguments.rounds} is out of range; pass --rounds >= 1")
-        cases, skipped = choose(recipe, arguments.methods or (*DEFAULT_ROWS, recipe.method), arguments.forms)
+        rows = arguments.methods or (*DEFAULT_ROWS, recipe.method)
+        cases, skipped = choose(recipe, rows, arguments.forms, environment.variables())
         for line in skipped:
             report(line)
         if not cases:

@@ -23,7 +23,7 @@ YNN_VALUE = ""  # all of YNNPACK off; "-individual_convolution" its convolutions
 # XLA aborts the process at a flag that it does not know, and an experimental one may go at any release.
 YNN_JAXLIB = ("0.10.1", "0.10.2")
 
-MALLOC = {  # variable: (name of the parameter in mallopt, value)
+MALLOC = {  # variable: (number of the parameter in mallopt, value)
     "MALLOC_ARENA_MAX": (-8, 1),
     "MALLOC_MMAP_THRESHOLD_": (-3, 2**31 - 1),
     "MALLOC_TRIM_THRESHOLD_": (-1, 2**31 - 1),
@@ -35,13 +35,25 @@ def prepare_jax() -> None:
     """Sets what the user has left unset. Does nothing once JAX is imported, since it has read its settings by then."""
     if "jax" in sys.modules:
         return
-    _keep_memory()
-    os.environ.update(cpu_flags(os.environ, _jaxlib_version(), _has_accelerator_plugin()))
+    chosen = variables()
+    os.environ.update(chosen)
+    for name, (parameter, value) in MALLOC.items():
+        if name in chosen:
+            ctypes.CDLL(None).mallopt(parameter, value)  # this process has read its variables already
+
+
+def variables() -> dict[str, str]:
+    """The environment variables that the user has left unset, with values for JAX on this machine."""
+    chosen = cpu_flags(os.environ, _jaxlib_version(), _has_accelerator_plugin())
+    if _has_mallopt():
+        chosen |= memory(os.environ)
     folder = cache_folder(os.environ, sys.platform)
     if folder is not None and _is_writable(folder):
         prune(folder, CACHE_BYTES)
-        os.environ[CACHE_DIR] = str(folder)
-        os.environ.setdefault(CACHE_THRESHOLD, "0")  # loading takes a tenth of the time even of the smallest programs
+        chosen[CACHE_DIR] = str(folder)
+        if CACHE_THRESHOLD not in os.environ:
+            chosen[CACHE_THRESHOLD] = "0"  # loading takes a tenth of the time even of the smallest programs
+    return chosen
 
 
 # --- the compiler flag --------------------------------------------------------------------------------------------
@@ -81,20 +93,20 @@ def _has_accelerator_plugin() -> bool:
 # --- memory -------------------------------------------------------------------------------------------------------
 
 
-def _keep_memory() -> None:
-    """Makes glibc keep the memory that a step frees, for the next step.
+def memory(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that make glibc keep the memory that a step frees, for the next step.
 
     XLA allocates the temporaries of a step in one piece. By default glibc returns a piece of more than 32 MiB to the
-    operating system at once, which clears every page of it before the next step: a fifth of the time of a small ViT.
+    operating system at once, which then clears every page of it for the next step: a fifth of the time of a small ViT.
     """
-    if any(name in os.environ for name in (*MALLOC, *OTHER_MALLOC)):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is None:  # not glibc
-        return
-    for variable, (parameter, value) in MALLOC.items():
-        mallopt(parameter, value)  # for this process, which has read its variables already
-        os.environ[variable] = str(value)
+    if any(name in environ for name in (*MALLOC, *OTHER_MALLOC)):
+        return {}
+    return {name: str(value) for name, (_, value) in MALLOC.items()}
+
+
+def _has_mallopt() -> bool:
+    """Returns whether the allocator is glibc's."""
+    return sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt")
 
 
 # --- the cache of compiled programs -------------------------------------------------------------------------------
