@@ -19,7 +19,7 @@ CACHE_BYTES = 2**30
 OFF = ("0", "false", "off", "n", "no", "f")  # as JAX reads a switch
 
 YNN_FLAG = "--xla_cpu_experimental_ynn_fusion_type"
-YNN_VALUE = ""  # all of YNNPACK off; "-individual_convolution" its convolutions alone
+YNN_VALUE = "-individual_convolution"  # its convolutions alone: small matrix products need the rest of it
 # XLA aborts the process at a flag that it does not know, and an experimental one may go at any release.
 YNN_JAXLIB = ("0.10.1", "0.10.2")
 

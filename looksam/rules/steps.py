@@ -71,26 +71,35 @@ def refresh_step(g: Vector, g_s: Vector, state: State, dtype: DTypeLike) -> Step
 class _OrthogonalPart(NamedTuple):
     """The SAM gradient, g_s = c g + g_v, in its parts along and orthogonal to g."""
 
-    c: Scalar
+    c: Scalar  # 0 where g has no direction, or is not usable
     g_v: Vector
-    norm: Scalar  # ‖g_v‖; 0 where g_v is 0 up to rounding, not finite, or has no direction to be orthogonal to
+    norm: Scalar  # ‖g_v‖; 0 where g_v is only rounding, not finite, or has no direction to be orthogonal to
     usable: Scalar  # whether g and g_s are finite
     g_s_squared: Scalar
     along: Scalar  # ⟨g, g_s⟩
 
 
-def _orthogonal_part(g: Vector, g_s: Vector, g_squared: Scalar, like: Vector, dtype: DTypeLike) -> _OrthogonalPart:
-    """Projects g_s off g, once over the whole vector; g_v gets the dtypes of ``like``."""
+def _orthogonal_part(
+    g: Vector, g_s: Vector, g_squared: Scalar, like: Vector, dtype: DTypeLike, *, zeroed: bool = False
+) -> _OrthogonalPart:
+    """Projects g_s off g, once over the whole vector; g_v gets the dtypes of ``like``.
+
+    With ``zeroed``, g_v is 0 where g or g_s is not finite. Whoever keeps g_v zeroes it: here, or later by its norm.
+    """
     g_s_squared, along = pytree.squared_norm_and_dot(g_s, g, dtype)
     # Guards look at square roots: XLA repeats a bare sum over all leaves, add by add, in what every leaf is fused into.
     g_norm, g_s_norm = jnp.sqrt(g_squared), jnp.sqrt(g_s_squared)
     usable = jnp.isfinite(g_norm) & jnp.isfinite(g_s_norm)
     c = pytree.divide(along, g_squared)
+    has_direction = usable & (g_norm > 0) & jnp.isfinite(c)  # of g
+    c = jnp.where(has_direction, c, jnp.zeros_like(c))
     g_v = pytree.add_scaled(pytree.cast(g_s, dtype), -c, pytree.cast(g, dtype))  # (8)
     g_v = pytree.cast_like(g_v, like)
+    if zeroed:  # before the norm is taken, or XLA computes g_v twice
+        g_v = pytree.zero_unless(usable, g_v)
     norm = jnp.sqrt(pytree.squared_norm(g_v, dtype))
     rounding = 16 * jnp.finfo(dtype).eps * g_s_norm
-    exists = usable & jnp.isfinite(norm) & (norm > rounding) & (g_norm > 0)  # (9)
+    exists = has_direction & jnp.isfinite(norm) & (norm > rounding)  # (9)
     return _OrthogonalPart(c, g_v, jnp.where(exists, norm, jnp.zeros_like(norm)), usable, g_s_squared, along)
 
 
@@ -144,13 +153,10 @@ def refresh_or_reuse_step(
 
     def refresh(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         # Without the barrier XLA may take the second gradient before the loop, on every step.
-        turn, wide_g = lax.optimization_barrier((carry[0], g))
-        g_s = second_gradient(wide_g)
-        part = _orthogonal_part(wide_g, g_s, g_squared, state.g_v, dtype)
-        # Where there is no g_v to keep, the place holds g_s itself, with c = 0 and norm 0.
-        c = jnp.where(part.norm > 0, part.c, jnp.zeros_like(part.c))
-        kept = pytree.zero_unless(part.usable, pytree.add_scaled(g_s, -c, wide_g))
-        return ~turn, kept, part.norm, c, part.usable
+        turn, now = lax.optimization_barrier((carry[0], g))
+        # g_v is kept as it is even where its norm counts as 0: g_s comes back from it, and no step reuses it.
+        part = _orthogonal_part(now, second_gradient(now), g_squared, state.g_v, dtype, zeroed=True)
+        return ~turn, part.g_v, part.norm, part.c, part.usable
 
     start = due, state.g_v, state.g_v_norm, jnp.zeros((), dtype), jnp.ones((), bool)
     _, g_v, g_v_norm, c, refreshable = lax.while_loop(lambda carry: carry[0], refresh, start)
