@@ -3,8 +3,8 @@
 XLA:CPU has a fast kernel for convolutions of channels-last arrays. The gradients that JAX derives permute the axes
 instead. In the main computation XLA puts them in order again, but it merges the copies that this takes with whatever
 computes their input (normalization, activation, residual connections), in an access pattern that costs more than the
-convolution; inside ``lax.cond``, ``lax.scan`` or ``lax.while_loop`` it runs a naive loop, 15 to 50 times slower. Here
-both gradients are channels-last convolutions of transposed arrays, equal to JAX's up to the order of the sums.
+convolution; inside ``lax.cond``, ``lax.scan`` or ``lax.while_loop`` it runs a naive loop. Here both gradients are
+channels-last convolutions of transposed arrays, equal to JAX's up to the order of the sums.
 """
 
 import functools

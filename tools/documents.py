@@ -21,6 +21,7 @@ from looksam.experiments.report.text import lines_markdown
 ROOT = pathlib.Path(__file__).parent.parent
 RULES = ("results/benchmarks/rules.json", "results/benchmarks/torch_rules.json")
 THROUGHPUT = "results/benchmarks/throughput.json"
+CONVOLUTIONS = "results/benchmarks/convolutions.json"
 PICTURED = (*RULES, THROUGHPUT)
 
 
@@ -86,6 +87,17 @@ def throughput_table(results: list[dict]) -> str:
     return lines_markdown([header, *lines], left=(0, 1))
 
 
+def convolutions_table(rows: list[dict]) -> str:
+    """Times relative to our convolution outside of control flow, the median and the middle half."""
+    forms = list(rows[0]["wall"])
+    lines = [(row["layer"], *(_spread(*row["wall"][form]) for form in forms)) for row in rows]
+    return lines_markdown([("layer", *forms), *lines], left=(0,))
+
+
+def _spread(low: float, median: float, high: float) -> str:
+    return "1" if low == median == high == 1 else f"{median:.2f}× ({low:.2f}–{high:.2f})"
+
+
 def scale_table(result: dict) -> str:
     lines = ["| batch | temporaries, MiB | images, MiB | growth of the process, MiB |", "|---|---|---|---|"]
     for row in result["rows"]:
@@ -130,6 +142,7 @@ def tables() -> dict[str, str]:
         "results/digits/results.json": "\n".join(f"```\n{as_text(result)}\n```" for result in comparisons),
         "results/benchmarks/trainer.json": trainer_table(_stored("results/benchmarks/trainer.json")),
         "results/benchmarks/startup.json": startup_table(_stored("results/benchmarks/startup.json")),
+        CONVOLUTIONS: convolutions_table(_stored(CONVOLUTIONS)),
         "results/benchmarks/scale.json": scale_table(_stored("results/benchmarks/scale.json")),
         **{source: _benchmark(source, bench_report.medians_markdown) for source in RULES},
         THROUGHPUT: _benchmark(THROUGHPUT, throughput_table),

@@ -92,8 +92,8 @@ def top_eigenvalues(loss: Loss, params: Any, count: int, steps: int, key: jax.Ar
 def lanczos_start(params: Any, steps: int, key: jax.Array) -> LanczosState:
     """Returns the state of ``top_eigenvalues`` before its first product, for a loop of your own over ``lanczos_step``.
 
-    A loop on the host over one jitted step is many times faster on a CPU if the model has convolutions: XLA has no fast
-    path for their gradients inside its own loops.
+    A loop on the host over one jitted step is many times faster on a CPU if the model has JAX's own convolutions: XLA
+    has no fast path for their gradients inside its own loops (``looksam.conv_general_dilated`` has).
     """
     dtype, size = jnp.dtype(jax.dtypes.canonicalize_dtype(jnp.float64)), _size(params)
     zeros = jnp.zeros(min(arguments.whole("steps", steps), size), dtype)

@@ -173,3 +173,12 @@ def test_convolutions_are_in_the_channels_last_format():
     kernel = subject.model.get_parameter("blocks.0.units.0.conv.weight")
     assert kernel.is_contiguous(memory_format=torch.channels_last)
     assert subject._images.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_only_the_processes_of_jax_get_its_variables():
+    cases = choose(DIGITS, ["sam"], ["static", "optax", "torch"], {"XLA_FLAGS": "x"}).cases
+    assert {case.form: dict(case.environment) for case in cases} == {
+        "static": {"XLA_FLAGS": "x"},
+        "optax": {"XLA_FLAGS": "x"},
+        "torch": {},
+    }

@@ -129,6 +129,7 @@ def before_jax(monkeypatch, tmp_path):
         monkeypatch.setenv(name, "")  # so that it is set back afterwards
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(environment, "_has_mallopt", lambda: False)  # it would change the process of the tests
     return tmp_path / "looksam"
 
 
@@ -156,6 +157,32 @@ def test_too_late_once_jax_is_loaded(before_jax, monkeypatch):
     environment.prepare_jax()
     assert not before_jax.exists()
     assert "XLA_FLAGS" not in os.environ
+
+
+MEMORY = """if True:
+    import os, resource
+    from looksam.cli import environment
+    environment.prepare_jax()
+    for _ in range(2):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        b"x" * 2**27  # 128 MiB
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    print(faults, os.environ.get("MALLOC_ARENA_MAX"))
+"""
+
+
+@pytest.mark.skipif(not environment._has_mallopt(), reason="the allocator is not glibc's")
+@pytest.mark.parametrize(("variables", "kept"), [({}, True), ({"GLIBC_TUNABLES": "glibc.malloc.check=0"}, False)])
+def test_freed_memory_is_used_again(variables, kept):
+    faults, arenas = run(MEMORY, **variables).stdout.split()
+    assert (int(faults) < 100) == kept  # of 32,768 pages
+    assert arenas == ("1" if kept else "None")
+
+
+@pytest.mark.parametrize("theirs", [*environment.MALLOC, *environment.OTHER_MALLOC])
+def test_the_users_allocator_is_left_alone(theirs):
+    assert environment.memory({theirs: "x"}) == {}
+    assert environment.memory({}).keys() == environment.MALLOC.keys()
 
 
 def test_programs_unused_for_longest_go_first(tmp_path):
