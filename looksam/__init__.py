@@ -11,29 +11,29 @@ from looksam.methods import METHODS
 
 if TYPE_CHECKING:
     from looksam.convolution import conv_general_dilated as conv_general_dilated
+    from looksam.flax_layers import Conv as Conv
     from looksam.optax_adapter import as_optimizer as as_optimizer
     from looksam.rules import Rule as Rule
     from looksam.rules import StepInfo as StepInfo
     from looksam.rules import accumulated as accumulated
     from looksam.rules.family import *  # noqa: F403
-    from looksam.trainer.models.layers import Conv as Conv
 
 __version__ = "0.1.0"
 
 _RULES = (method.name for method in METHODS.values() if method.is_rule)
-_HOMES = {  # of the names below that are not in looksam.rules
-    "Conv": "looksam.trainer.models.layers",
+_MODULES = {  # of the public names that are not in looksam.rules
+    "Conv": "looksam.flax_layers",
     "as_optimizer": "looksam.optax_adapter",
     "conv_general_dilated": "looksam.convolution",
 }
-__all__ = sorted([*_HOMES, "Rule", "StepInfo", "accumulated", *_RULES])
+__all__ = sorted([*_MODULES, "Rule", "StepInfo", "accumulated", *_RULES])
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'looksam' has no attribute {name!r}; it has {', '.join(__all__)}")
     try:
-        return getattr(importlib.import_module(_HOMES.get(name, "looksam.rules")), name)
+        return getattr(importlib.import_module(_MODULES.get(name, "looksam.rules")), name)
     except ModuleNotFoundError as error:
         extra = {"jax": "jax", "jaxlib": "jax", "optax": "jax", "flax": "train"}.get(error.name or "")
         if extra is None:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+SPATIAL = "HWD"  # the letters of the spatial axes
 Pairs = tuple[tuple[int, int], ...]
 
 
@@ -66,8 +67,11 @@ def conv_general_dilated(
     numbers = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
     last = spatial + 1
     channels_last = (0, last, *range(1, last)), (last, spatial, *range(spatial)), (0, last, *range(1, last))
+    ones = (1,) * spatial
+    input_dilation = tuple(lhs_dilation or ones)
     plain = tuple(numbers) == channels_last and all(value in (None, 1) for value in options.values())
-    if not plain or jax.default_backend() != "cpu":
+    known = 1 <= spatial <= len(SPATIAL) and not (isinstance(padding, str) and input_dilation != ones)
+    if not (plain and known) or jax.default_backend() != "cpu":
         return lax.conv_general_dilated(
             lhs,
             rhs,
@@ -79,13 +83,12 @@ def conv_general_dilated(
             feature_group_count,
             **options,
         )
-    ones = (1,) * spatial
     kernel_dilation = tuple(rhs_dilation or ones)
     if isinstance(padding, str):
         extents = [(size - 1) * dilation + 1 for size, dilation in zip(rhs.shape, kernel_dilation, strict=False)]
         padding = lax.padtype_to_pads(lhs.shape[1:-1], extents, window_strides, padding)
     pairs = tuple((int(before), int(after)) for before, after in padding)
-    window = Window(tuple(window_strides), pairs, tuple(lhs_dilation or ones), kernel_dilation, feature_group_count)
+    window = Window(tuple(window_strides), pairs, input_dilation, kernel_dilation, feature_group_count)
     return _matrix_product(lhs, rhs, window) if _is_matrix_product(rhs, window) else _convolution(lhs, rhs, window)
 
 
@@ -102,7 +105,7 @@ def _matrix_product(x: jax.Array, kernel: jax.Array, window: Window) -> jax.Arra
     """Returns x at every stride-th position, times the kernel; its gradients are matrix products as well."""
     x = x[(slice(None), *(slice(None, None, stride) for stride in window.strides))]
     # One row per position: the kernel's gradient then contracts a single axis.
-    return (x.reshape(-1, x.shape[-1]) @ kernel.reshape(kernel.shape[-2:])).reshape(*x.shape[:-1], -1)
+    return (x.reshape(-1, x.shape[-1]) @ kernel.reshape(kernel.shape[-2:])).reshape(*x.shape[:-1], kernel.shape[-1])
 
 
 # --- any other convolution ----------------------------------------------------------------------------------------
@@ -122,7 +125,7 @@ def _channels_last(
     kernel_dilation: Sequence[int],
     **groups: Any,
 ) -> jax.Array:
-    letters = "HWD"[: len(strides)]
+    letters = SPATIAL[: len(strides)]
     layout = f"N{letters}C", f"{letters}IO", f"N{letters}C"
     return lax.conv_general_dilated(x, kernel, strides, padding, input_dilation, kernel_dilation, layout, **groups)
 
@@ -196,7 +199,7 @@ def _strided_input_gradient(dy: jax.Array, kernel: jax.Array, sizes: tuple[int, 
     grid = jnp.stack(parts).reshape(*window.strides, *parts[0].shape)
     axes = [spatial, *itertools.chain(*((spatial + 1 + i, i) for i in range(spatial))), 2 * spatial + 1]
     whole = [length * stride for length, stride in zip(lengths, window.strides, strict=True)]
-    interleaved = grid.transpose(axes).reshape(dy.shape[0], *whole, -1)
+    interleaved = grid.transpose(axes).reshape(dy.shape[0], *whole, kernel.shape[-2])
     return interleaved[(slice(None), *map(slice, sizes))]
 
 
@@ -237,5 +240,7 @@ def _compiled_apart(function: Callable[..., jax.Array], *args: jax.Array) -> jax
     """
     result = jax.eval_shape(function, *args)
     always = lax.optimization_barrier(jnp.ones((), bool))  # or XLA would remove the branch
-    chosen: jax.Array = lax.cond(always, function, lambda *_: jnp.zeros(result.shape, result.dtype), *args)
+    # Made like the last argument, the zeros may differ from device to device inside shard_map, as the result does.
+    zeros = lambda *args: lax.full_like(args[-1], 0, shape=result.shape, dtype=result.dtype)
+    chosen: jax.Array = lax.cond(always, function, zeros, *args)
     return chosen

@@ -6,6 +6,7 @@ Each table stands between two comments that name where its numbers come from. Te
 """
 
 import csv
+import functools
 import json
 import pathlib
 import re
@@ -25,11 +26,15 @@ CONVOLUTIONS = "results/benchmarks/convolutions.json"
 PICTURED = (*RULES, THROUGHPUT)
 
 
-def _benchmark(path: str, as_text: Callable[[list[dict[str, Any]]], str]) -> str:
+def _benchmark(
+    path: str,
+    as_text: Callable[[list[dict[str, Any]]], str],
+    read: Callable[[pathlib.Path], list[dict[str, Any]]] = bench_report.read,
+) -> str:
     """What a document says about a measurement, or how to make it if it is missing."""
     if not (ROOT / path).exists():
         return f"*Not measured yet: `python benchmarks/{pathlib.Path(path).stem}.py`.*"
-    return as_text(bench_report.read(ROOT / path))
+    return as_text(read(ROOT / path))
 
 
 def _picture(path: str) -> str:
@@ -52,7 +57,7 @@ def draw_pictures(folder: pathlib.Path = ROOT) -> list[pathlib.Path]:
     return drawn
 
 
-def _stored(path: str) -> Any:
+def _stored(path: str | pathlib.Path) -> Any:
     return json.loads((ROOT / path).read_text())
 
 
@@ -82,8 +87,9 @@ def throughput_table(results: list[dict]) -> str:
         for row in rows:
             low, ratio, high = sorted(1 / quartile for quartile in row["wall"])
             speeds = f"{row['images_per_second']:,.0f}", f"{torch['images_per_second']:,.0f}"
-            lines.append((result["name"], row["variant"], *speeds, f"{ratio:.2f}×", f"{low:.2f}–{high:.2f}"))
-    header = ("model", "JAX with", "JAX, images/s", "PyTorch, images/s", "JAX / PyTorch", "middle half")
+            name = row["variant"] if row["form"] != "torch" else f"PyTorch, {row['variant']}"
+            lines.append((result["name"], name, *speeds, f"{ratio:.2f}×", f"{low:.2f}–{high:.2f}"))
+    header = ("model", "JAX with", "images/s", "PyTorch, images/s", "relative to PyTorch", "middle half")
     return lines_markdown([header, *lines], left=(0, 1))
 
 
@@ -142,14 +148,11 @@ def tables() -> dict[str, str]:
         "results/digits/results.json": "\n".join(f"```\n{as_text(result)}\n```" for result in comparisons),
         "results/benchmarks/trainer.json": trainer_table(_stored("results/benchmarks/trainer.json")),
         "results/benchmarks/startup.json": startup_table(_stored("results/benchmarks/startup.json")),
-        CONVOLUTIONS: convolutions_table(_stored(CONVOLUTIONS)),
+        CONVOLUTIONS: _benchmark(CONVOLUTIONS, convolutions_table, _stored),
         "results/benchmarks/scale.json": scale_table(_stored("results/benchmarks/scale.json")),
         **{source: _benchmark(source, bench_report.medians_markdown) for source in RULES},
         THROUGHPUT: _benchmark(THROUGHPUT, throughput_table),
-        **{
-            _picture(source): _benchmark(source, lambda _, s=source: f"![]({'../' + _picture(s)})")
-            for source in PICTURED
-        },
+        **{_picture(source): _benchmark(source, functools.partial(_shown, _picture(source))) for source in PICTURED},
         "results/vit/table-1.csv": both_models(),
         **{f"results/{name}/report.md": experiment(name) for name in EXPERIMENT_NAMES},
     }

@@ -149,9 +149,8 @@ def reason_to_skip(form: Form, recipe: Recipe) -> str:
     """Why a form cannot run a recipe here; empty if it can."""
     if importlib.util.find_spec(form.package) is None:
         return f"{form.package} is not installed"
-    own = form.name == "static"
     checks = {
-        f"groups={recipe.groups}": recipe.groups is not None and not own,
+        f"groups={recipe.groups}": recipe.groups is not None and form.name != "static",
         f"p={recipe.p}": recipe.p != 2 and form.is_peer,
         f"optimizer={recipe.optimizer}": recipe.optimizer == "lamb" and form.framework == "torch",
         f"dtype={recipe.dtype}": recipe.dtype != "float32" and form.framework == "torch",

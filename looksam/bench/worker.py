@@ -21,7 +21,7 @@ SHOWN_LINES = 12  # of the stderr of a worker that ended
 
 
 class WorkerError(RuntimeError):
-    """A worker ended before its time."""
+    """A worker process exited unexpectedly."""
 
 
 class Worker:

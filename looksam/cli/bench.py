@@ -31,7 +31,11 @@ def _add_arguments(parser: Parser) -> None:
     default = ",".join(DEFAULT_ROWS)
     parser.add_argument("--methods", type=_names, metavar="M,...", help=f"the methods ({default} and the recipe's own)")
     parser.add_argument(
-        "--forms", type=_names, default=DEFAULT_FORMS, metavar="F,...", help="how they are run (all that is installed)"
+        "--forms",
+        type=_names,
+        default=DEFAULT_FORMS,
+        metavar="F,...",
+        help="how they are run (all that is installed, except pytorch_optimizer_one_pass)",
     )
     parser.add_argument("--rounds", type=int, default=10, metavar="N", help="rounds, in which each takes one turn (10)")
     parser.add_argument("--out", metavar="DIR", help="folder for the numbers and the picture")

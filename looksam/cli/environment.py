@@ -1,4 +1,4 @@
-"""Settings of the process for the command line: compiler flag, memory that is used again, compiled programs kept.
+"""The process settings of the command line: an XLA flag, memory reuse and the compilation cache.
 
 All are environment variables, which worker processes inherit. Only what the user has left unset is set. The library
 itself sets nothing: whoever imports it decides.
@@ -43,10 +43,14 @@ def prepare_jax() -> None:
 
 
 def variables() -> dict[str, str]:
-    """The environment variables that the user has left unset, with values for JAX on this machine."""
+    """The environment variables that the user has left unset, with values for JAX on this machine.
+
+    Creates the cache folder, and deletes from it what is beyond its size.
+    """
     chosen = cpu_flags(os.environ, _jaxlib_version(), _has_accelerator_plugin())
-    if _has_mallopt():
-        chosen |= memory(os.environ)
+    malloc = memory(os.environ)
+    if malloc and _has_mallopt():
+        chosen |= malloc
     folder = cache_folder(os.environ, sys.platform)
     if folder is not None and _is_writable(folder):
         prune(folder, CACHE_BYTES)
@@ -105,8 +109,9 @@ def memory(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _has_mallopt() -> bool:
-    """Returns whether the allocator is glibc's."""
-    return sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt")
+    """Returns whether the allocator is glibc's, in a version that takes a high threshold. Older ones stop at 32 MiB."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    return mallopt is not None and mallopt(*MALLOC["MALLOC_MMAP_THRESHOLD_"]) == 1  # sets it, too
 
 
 # --- the cache of compiled programs -------------------------------------------------------------------------------

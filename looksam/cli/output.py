@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from looksam.arguments import ArgumentError, did_you_mean
+from looksam.bench.worker import WorkerError
 from looksam.trainer.run_directory import RunError, read_recipe
 
 FAILED = 1
@@ -58,7 +59,7 @@ def guarded(work: Callable[[], int]) -> int:
     except (UsageError, ArgumentError) as error:
         return _fail(str(error), USAGE)
     except Exception as error:
-        if not isinstance(error, (RunError, *BAD_INPUT)):
+        if not isinstance(error, (RunError, WorkerError, *BAD_INPUT)):
             raise
         return _fail(_message(error), FAILED)
 

@@ -123,8 +123,9 @@ class Rule:
     def differentiable(self) -> "Rule":
         """Returns the rule with traced steps that have a reverse-mode derivative, for meta-gradients.
 
-        With ``refresh=None`` a step then decides by ``lax.cond`` instead of a loop of no or one turn, which takes more
-        time and memory where the parameters are many and the batch is small. Static steps have the derivative anyway.
+        With ``refresh=None`` a step then decides by ``lax.cond`` instead of a loop of at most one iteration. This takes
+        more time and memory where the parameters are many and the batch is small. Static steps have the derivative
+        anyway.
         """
         return dataclasses.replace(self, decides_by_cond=True)
 

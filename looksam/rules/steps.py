@@ -132,8 +132,8 @@ def plain_step(g: Vector, state: State, dtype: DTypeLike) -> Step:
 
 # --- decided on the device ----------------------------------------------------------------------------------------
 
-# A loop of no or one turn instead of lax.cond: XLA updates what a loop carries in place, and copies what a branch
-# returns. It has no reverse-mode derivative.
+# A loop of at most one iteration instead of lax.cond: XLA updates what a loop carries in place, and copies what a
+# branch returns. It has no reverse-mode derivative.
 
 
 def refresh_or_reuse_step(
@@ -153,10 +153,10 @@ def refresh_or_reuse_step(
 
     def refresh(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         # Without the barrier XLA may take the second gradient before the loop, on every step.
-        turn, now = lax.optimization_barrier((carry[0], g))
+        due, now = lax.optimization_barrier((carry[0], g))
         # g_v is kept as it is even where its norm counts as 0: g_s comes back from it, and no step reuses it.
         part = _orthogonal_part(now, second_gradient(now), g_squared, state.g_v, dtype, zeroed=True)
-        return ~turn, part.g_v, part.norm, part.c, part.usable
+        return ~due, part.g_v, part.norm, part.c, part.usable
 
     start = due, state.g_v, state.g_v_norm, jnp.zeros((), dtype), jnp.ones((), bool)
     _, g_v, g_v_norm, c, refreshable = lax.while_loop(lambda carry: carry[0], refresh, start)
@@ -164,7 +164,7 @@ def refresh_or_reuse_step(
     one = jnp.ones((), dtype)
     a = jnp.where(due & refreshable, c, one)
     b = jnp.where(due, refreshable.astype(dtype), factor)
-    returned = jax.tree.map(lambda x, v: a * x + b * v, g, g_v)  # (10) or (11)
+    returned = jax.tree.map(lambda x, v: (a * x + b * v).astype(x.dtype), g, g_v)  # (10) or (11)
     state = LookSAMState(state.count + 1, g_v, g_v_norm)
     fell_back = ~jnp.where(due, refreshable, reusable)
     return returned, state, _combination_info(g, state, a, b, refreshed=due, fell_back=fell_back)
@@ -176,9 +176,9 @@ def refresh_or_plain_step(
     """Returns g_s if a refresh is due, else g as it is."""
 
     def refresh(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        turn, g, _ = lax.optimization_barrier(carry)
+        due, g, _ = lax.optimization_barrier(carry)
         returned, _, info = refresh_step(g, second_gradient(g), state, dtype)
-        return ~turn, returned, info
+        return ~due, returned, info
 
     _, new_state, info = plain_step(g, state, dtype)
     _, returned, info = lax.while_loop(lambda carry: carry[0], refresh, (due, g, info))

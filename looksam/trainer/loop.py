@@ -46,7 +46,7 @@ def run(
         run_dir: the run's folder, created if need be.
         report: takes one line about what the user should know.
         quiet: show no progress.
-        started: ``time.perf_counter()`` at the start of the program, to which the time of the first step is measured;
+        started: ``time.perf_counter()`` at the start of the program, from which the time to the first step is measured;
             the time of this call if not given.
 
     Returns:

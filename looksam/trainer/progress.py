@@ -84,7 +84,7 @@ class Progress:
             self._bar.refresh()
 
     def _open_bar(self, description: str) -> "Bar":
-        from rich.progress import BarColumn, TextColumn  # here, since it takes as long to import as ten first steps
+        from rich.progress import BarColumn, TextColumn  # imported here because it is slow and only a terminal needs it
         from rich.progress import Progress as Bar
         from rich.table import Column
 

@@ -5,7 +5,6 @@ Parameters are float32; ``dtype`` is the dtype of a layer's computation.
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from flax import nnx
 from jax import lax
 from jax.typing import DTypeLike
 
-from looksam.convolution import conv_general_dilated
+from looksam.flax_layers import Conv
 from looksam.trainer.models.functional import Mode, wide_dtype
 
 Initializer = Callable[[jax.Array, tuple[int, ...], DTypeLike], jax.Array]
@@ -121,13 +120,6 @@ class Dropout(nnx.Module):
         drawn = (1,) if self.whole_image else rows.shape[1:]
         keep = jax.vmap(lambda key: jax.random.bernoulli(key, jnp.float32(kept_share), drawn))(keys)
         return jnp.where(keep, rows / jnp.asarray(kept_share, x.dtype), jnp.zeros((), x.dtype)).reshape(x.shape)
-
-
-class Conv(nnx.Conv):
-    """Flax's convolution with the gradients of ``looksam.conv_general_dilated``, which are fast on a CPU."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, conv_general_dilated=conv_general_dilated, **kwargs)
 
 
 def conv(n_in: int, n_out: int, size: int, stride: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> Conv:
