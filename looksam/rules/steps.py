@@ -164,7 +164,7 @@ def refresh_or_reuse_step(
     one = jnp.ones((), dtype)
     a = jnp.where(due & refreshable, c, one)
     b = jnp.where(due, refreshable.astype(dtype), factor)
-    returned = jax.tree.map(lambda x, v: (a * x + b * v).astype(x.dtype), g, g_v)  # (10) or (11)
+    returned = jax.tree.map(lambda x, v: (a * x + b * v).astype(x.dtype), g, g_v)
     state = LookSAMState(state.count + 1, g_v, g_v_norm)
     fell_back = ~jnp.where(due, refreshable, reusable)
     return returned, state, _combination_info(g, state, a, b, refreshed=due, fell_back=fell_back)
