@@ -35,6 +35,7 @@ def run(name: str, about: str, cases_of: Callable[[Recipe], list[Case]], *, roun
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
+    parser.add_argument("--rows", nargs="+", help="only these methods, and the base optimizers (all)")
     parser.add_argument("--rounds", type=int, default=rounds, help=f"rounds per set of processes ({rounds})")
     parser.add_argument("--sets", type=int, default=sets, help=f"sets of processes ({sets})")
     parser.add_argument("--json", type=pathlib.Path, default=RESULTS / f"{name}.json", help="the file to write")
@@ -43,7 +44,8 @@ def run(name: str, about: str, cases_of: Callable[[Recipe], list[Case]], *, roun
     for model in arguments.models:
         for optimizer in arguments.optimizers:
             recipe = MODELS[model].replace(**OPTIMIZERS[optimizer])
-            cases = cases_of(recipe)
+            rows = {"base", *(arguments.rows or (case.row for case in cases_of(recipe)))}
+            cases = [case for case in cases_of(recipe) if case.row in rows]
             results.append(measure(model, recipe, cases, rounds=arguments.rounds, sets=arguments.sets, report=report))
             print(f"\n{bench_report.as_text(results[-1])}", flush=True)
             bench_report.write(results, arguments.json)
