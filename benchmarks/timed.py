@@ -44,8 +44,8 @@ def run(name: str, about: str, cases_of: Callable[[Recipe], list[Case]], *, roun
     for model in arguments.models:
         for optimizer in arguments.optimizers:
             recipe = MODELS[model].replace(**OPTIMIZERS[optimizer])
-            rows = {"base", *(arguments.rows or (case.row for case in cases_of(recipe)))}
-            cases = [case for case in cases_of(recipe) if case.row in rows]
+            wanted = arguments.rows and ("base", *arguments.rows)
+            cases = [case for case in cases_of(recipe) if not wanted or case.row in wanted]
             results.append(measure(model, recipe, cases, rounds=arguments.rounds, sets=arguments.sets, report=report))
             print(f"\n{bench_report.as_text(results[-1])}", flush=True)
             bench_report.write(results, arguments.json)

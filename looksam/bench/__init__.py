@@ -1,4 +1,4 @@
-"""What a step costs: the one place that measures time.
+"""What a step costs: everything that times training steps.
 
 ``harness.py`` lets subjects take turns and compares them round by round; ``worker.py`` gives a subject a process of its
 own, in which ``serve.py`` runs. ``subjects.py`` lists what can be measured of a recipe: our rules in JAX
