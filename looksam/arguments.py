@@ -67,10 +67,21 @@ def layer_scaling(scaling: Any) -> str:
     return str(scaling)
 
 
-def layer_function(layers: Callable[[str], Any] | None, example: str) -> None:
-    """Raises unless ``layers`` is None or a function from a parameter's name, like ``example``, to its layer's name."""
-    if layers is not None and not callable(layers):
-        raise TypeError(f"layers={layers!r} is not callable; pass a function from a name like {example!r} to a layer.")
+def name_function(argument: str, function: Callable[[str], Any] | None, example: str, result: str) -> None:
+    """Raises unless an argument is None or a function of a parameter's name, like ``example``, such as ``layers``."""
+    if function is not None and not callable(function):
+        raise TypeError(
+            f"{argument}={function!r} is not callable; pass a function from a name like {example!r} to {result}."
+        )
+
+
+def decay(name: str, value: Any) -> float:
+    """Returns a number in [0, 1), such as MSAM's momentum."""
+    if not is_number(value):
+        raise TypeError(f"{name}={value!r} is not a number; pass 0 <= {name} < 1.")
+    if not 0 <= value < 1:
+        raise ValueError(f"{name}={value} is out of range; pass 0 <= {name} < 1.")
+    return float(value)
 
 
 def close_names(name: str, names: Iterable[str]) -> list[str]:

@@ -228,5 +228,5 @@ def look_layer_sam(
 
 
 def _layerwise_perturbation(p: float, scaling: str, layers: Layers | None) -> Perturbation:
-    arguments.layer_function(layers, example="block/kernel")
+    arguments.name_function("layers", layers, "block/kernel", "the name of its layer")
     return layerwise_perturbation(arguments.exponent(p), arguments.layer_scaling(scaling), layers)

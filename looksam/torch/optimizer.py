@@ -55,7 +55,7 @@ class SharpnessAware(Optimizer):
         check_base(base, SharpnessAware)
         check_model(model)
         check_store_dtype(store_dtype)
-        arguments.layer_function(layers, example="block.weight")
+        arguments.name_function("layers", layers, "block.weight", "the name of its layer")
         settings: dict[str, ScalarOrSchedule] = {"rho": rho} | ({} if alpha is None else {"alpha": alpha})
         numbers = {name: value for name, value in settings.items() if not callable(value)}
         for name, value in numbers.items():
