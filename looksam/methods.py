@@ -22,6 +22,9 @@ PURPLE = ("#CC79A7", "#DB93BC")
 ORANGE = ("#E69F00", "#F0B429")
 SKY = ("#56B4E9", "#8FD3FF")
 GREY = ("#767676", "#9A9A9A")
+YELLOW = ("#9C8B00", "#F0E442")
+
+SHARED_SETTINGS = ("start", "stop", "perturb")  # that every rule takes
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Method:
     marker: str  # Matplotlib's letter, so that figures can be read without colour
     every_step: str = ""  # the method with the same perturbation that takes the second gradient on every step
     row: str = ""  # the name in the paper's tables, if it is not ``name``; "{k}" stands for the period
+    takes_second_gradient: bool = True  # on the steps that refresh; else their only gradient is at w + ε
 
     @property
     def is_rule(self) -> bool:
@@ -46,26 +50,34 @@ class Method:
         """Whether the second gradient is taken on every k-th step only."""
         return "k" in self.settings
 
+    @property
+    def reuses(self) -> bool:
+        """Whether the steps in between reuse a part of it."""
+        return self.has_period and "alpha" in self.settings
+
     def rule(self, settings: Mapping[str, Any]) -> "Rule | None":
         """The rule for JAX, from a mapping that has at least ``self.settings``; None for the base optimizer."""
         if not self.is_rule:
             return None
         from looksam import rules
 
-        rule: Rule = getattr(rules, self.name)(**{name: settings[name] for name in self.settings})
+        shared = {name: settings[name] for name in SHARED_SETTINGS if name in settings}
+        rule: Rule = getattr(rules, self.name)(**{name: settings[name] for name in self.settings}, **shared)
         return rule
 
-    def programs(self, k: int) -> dict[str, float]:
-        """The compiled programs of a step and the share of steps that runs each: ``base``, ``refresh``, ``reuse``."""
+    def programs(self, k: int, active: float = 1.0) -> dict[str, float]:
+        """The compiled programs of a step and the share of steps that runs each: ``base``, ``refresh``, ``reuse``.
+
+        ``active`` is the share of steps between start and stop; the others run ``reuse``, which then reuses nothing.
+        """
         if not self.is_rule:
             return {"base": 1.0}
-        if not self.has_period or k == 1:
-            return {"refresh": 1.0}
-        return {"refresh": 1 / k, "reuse": 1 - 1 / k}
+        refresh = active / (k if self.has_period else 1)
+        return {"refresh": refresh, "reuse": 1 - refresh} if refresh < 1 else {"refresh": 1.0}
 
-    def gradients_per_step(self, k: int) -> float:
+    def gradients_per_step(self, k: int, active: float = 1.0) -> float:
         """The mean number of gradients that one step takes."""
-        return 1 + self.programs(k).get("refresh", 0.0)
+        return 1 + self.takes_second_gradient * self.programs(k, active).get("refresh", 0.0)
 
     def display(self, k: int | str = "k") -> str:
         """The label with its period, e.g. ``LookSAM-5``."""
@@ -80,7 +92,7 @@ def _table(*methods: Method) -> dict[str, Method]:
     return {method.name: method for method in methods}
 
 
-# In the order in which tables list them: the base optimizer, then the paper's rules.
+# In the order in which tables list them: the base optimizer, the paper's rules, then other people's.
 METHODS: dict[str, Method] = _table(
     Method("base", "base", (), BLACK, "o"),
     Method("sam", "SAM", ("rho", "p"), VERMILION, "s", every_step="sam"),
@@ -95,13 +107,17 @@ METHODS: dict[str, Method] = _table(
         "P",
         every_step="layer_sam",
     ),
+    Method("asam", "ASAM", ("rho", "p", "eta"), SKY, "X", every_step="asam"),
+    Method("gsam", "GSAM", ("rho", "alpha", "p"), GREY, "p", every_step="gsam"),
+    Method("msam", "MSAM", ("rho", "momentum"), YELLOW, "*", every_step="msam", takes_second_gradient=False),
 )
 
 OPTIMIZERS = {"sgdm": "SGD-M", "adamw": "AdamW", "lamb": "LAMB"}  # display names of the base optimizers
 
 
 # Rows of tables and stored results are named as in the paper: base, sam, sam_5, look_sam_5, look_layer_sam. A method's
-# own name stands for it at any period, and a layer scaling may follow a colon: look_layer_sam:literal.
+# own name stands for it at any period. A layer scaling may follow a colon, look_layer_sam:literal, and the start of the
+# rule as a fraction of the run an at sign: look_sam_5@0.8 acts in the last fifth.
 
 
 class Row(NamedTuple):
@@ -110,34 +126,45 @@ class Row(NamedTuple):
     method: Method
     k: int | None  # None where the name has no period
     scaling: str  # empty where the name has none
+    start: float  # a fraction of the run
 
 
 def parse_row(name: str) -> Row:
     """Reads the name of a row.
 
-    >>> row = parse_row("look_sam_5")
-    >>> row.method.name, row.k
-    ('look_sam', 5)
+    >>> row = parse_row("look_sam_5@0.8")
+    >>> row.method.name, row.k, row.start
+    ('look_sam', 5, 0.8)
     """
-    stem, _, scaling = name.partition(":")
+    rest, _, late = name.partition("@")
+    stem, _, scaling = rest.partition(":")
+    start = _start(name, late)
     if stem in METHODS:
-        return Row(METHODS[stem], None, scaling)
+        return Row(METHODS[stem], None, scaling, start)
     for method in METHODS.values():
         match = re.fullmatch(re.escape(method.row).replace(r"\{k\}", r"(\d+)"), stem)
         if match:
-            return Row(method, int(match[1]) if match.groups() else None, scaling)
+            return Row(method, int(match[1]) if match.groups() else None, scaling, start)
     raise ValueError(f"row {name!r} names no method; the methods are {', '.join(METHODS)}.")
+
+
+def _start(name: str, text: str) -> float:
+    if not text:
+        return 0.0
+    if not re.fullmatch(r"0?\.\d+", text):
+        raise ValueError(f"row {name!r} starts at {text!r}; write a fraction of the run after the @, e.g. @0.8.")
+    return float(text)
 
 
 def settings_of(name: str) -> dict[str, Any]:
     """The settings of a recipe that a row stands for.
 
-    >>> settings_of("sam_5"), settings_of("look_layer_sam:literal")
-    ({'method': 'sam_k', 'k': 5}, {'method': 'look_layer_sam', 'scaling': 'literal'})
+    >>> settings_of("sam_5"), settings_of("look_layer_sam:literal"), settings_of("sam@0.8")
+    ({'method': 'sam_k', 'k': 5}, {'method': 'look_layer_sam', 'scaling': 'literal'}, {'method': 'sam', 'start': 0.8})
     """
     row = parse_row(name)
-    period = {} if row.k is None else {"k": row.k}
-    return {"method": row.method.name} | period | ({"scaling": row.scaling} if row.scaling else {})
+    named = {"k": row.k, "scaling": row.scaling or None, "start": row.start or None}
+    return {"method": row.method.name} | {key: value for key, value in named.items() if value is not None}
 
 
 def label(name: str, optimizer: str = "", k: int | None = None) -> str:
@@ -147,12 +174,13 @@ def label(name: str, optimizer: str = "", k: int | None = None) -> str:
 
     >>> label("sam_5"), label("look_layer_sam", k=5), label("look_layer_sam:literal"), label("base", "sgdm")
     ('SAM-5', 'Look-LayerSAM-5', 'Look-LayerSAM, literal', 'SGD-M')
+    >>> label("look_sam_5@0.8")
+    'LookSAM-5, last 20 %'
     """
     row = parse_row(name)
     if optimizer and row.method is METHODS["base"]:
         return OPTIMIZERS[optimizer]
     period = k if row.k is None else row.k
-    if row.scaling or period is None:
-        stem = row.method.label.removesuffix("-{k}")
-        return f"{stem}, {row.scaling}" if row.scaling else stem
-    return row.method.display(period)
+    text = row.method.label.removesuffix("-{k}") if row.scaling or period is None else row.method.display(period)
+    late = f"last {100 * (1 - row.start):.3g} %" if row.start else ""
+    return ", ".join(part for part in (text, row.scaling, late) if part)

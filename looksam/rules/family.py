@@ -1,30 +1,41 @@
-"""The rules, each a factory that composes a perturbation, a period and a reuse.
+"""The rules that have a name, each a composition of the four choices.
 
 To add a rule, write its factory here, list it in ``__all__``, describe it in ``looksam.methods`` and write its NumPy
 reference in tests/support/oracle.py. Everything else follows from these.
 
-Reference: Liu et al., "Towards Efficient and Scalable Sharpness-Aware Minimization", CVPR 2022. The paper leaves some
-points open; docs/maths.md says how each is read here.
+Reference: Liu et al., "Towards Efficient and Scalable Sharpness-Aware Minimization", CVPR 2022, and what each rule
+names. The papers leave some points open; docs/maths.md says how each is read here.
 """
 
 from collections.abc import Sequence
 
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
-from looksam import arguments
 from looksam.arguments import Scaling
-from looksam.rules import validation
 from looksam.rules.batching import Groups
-from looksam.rules.perturbation import Layers, Perturbation, global_perturbation, layerwise_perturbation
-from looksam.rules.rule import Rule, ScalarOrSchedule
+from looksam.rules.choices import ScalarOrSchedule, gsam_gradient, reused_g_v
+from looksam.rules.compose import compose
+from looksam.rules.momentum import momentum_perturbation
+from looksam.rules.perturbation import (
+    ByPath,
+    Layers,
+    elementwise_perturbation,
+    global_perturbation,
+    layerwise_perturbation,
+)
+from looksam.rules.rule import Rule
+from looksam.schedule import every
 
-__all__ = ["layer_sam", "look_layer_sam", "look_sam", "sam", "sam_k"]
+__all__ = ["asam", "gsam", "layer_sam", "look_layer_sam", "look_sam", "msam", "sam", "sam_k"]
 
 
 def sam(
     rho: ScalarOrSchedule,
     *,
     p: float = 2.0,
+    start: int = 0,
+    stop: int | None = None,
+    perturb: ByPath | None = None,
     groups: Groups | None = None,
     batch_argnums: Sequence[int] | None = None,
 ) -> Rule:
@@ -35,6 +46,11 @@ def sam(
     Args:
       rho: radius ρ ≥ 0 of the perturbation: a number, an array scalar or a schedule of the rule's step count.
       p: norm in which the radius is measured, 1 < p ≤ ∞.
+      start: the first step on which the rule acts; before it, the base optimizer gets the plain gradient, at the cost
+        of one.
+      stop: the step from which on it gets the plain gradient again; None for the end of training.
+      perturb: a function from a parameter's path, like ``"block/kernel"``, to whether it is perturbed; by default all
+        are. The others neither move nor count in the norms of ε.
       groups: split the batch into this many equal groups, each perturbed along its own gradient; g and g_s are the
         means over them (m-sharpness, m being the examples of a group). ``"device"``: one group per device of the mesh.
         The outputs of ``value_and_grad`` are averaged over the groups, so its auxiliary output has to be means.
@@ -53,7 +69,14 @@ def sam(
       Foret et al., "Sharpness-Aware Minimization for Efficiently Improving Generalization", ICLR 2021. This differs
       where g = 0: ε is 0 there, not NaN.
     """
-    return sam_k(rho, k=1, p=p, groups=groups, batch_argnums=batch_argnums)
+    return compose(
+        global_perturbation(p),
+        rho,
+        schedule=every(start=start, stop=stop),
+        perturb=perturb,
+        groups=groups,
+        batch_argnums=batch_argnums,
+    )
 
 
 def sam_k(
@@ -61,6 +84,9 @@ def sam_k(
     k: int,
     *,
     p: float = 2.0,
+    start: int = 0,
+    stop: int | None = None,
+    perturb: ByPath | None = None,
     groups: Groups | None = None,
     batch_argnums: Sequence[int] | None = None,
 ) -> Rule:
@@ -69,7 +95,7 @@ def sam_k(
     Args:
       rho: as for ``sam``.
       k: number of steps that share one second gradient; steps 0, k, 2k, … take it.
-      p, groups, batch_argnums: as for ``sam``.
+      p, start, stop, perturb, groups, batch_argnums: as for ``sam``.
 
     Example:
       >>> import looksam
@@ -77,11 +103,12 @@ def sam_k(
       >>> [rule.refreshes(step) for step in range(5)]
       [True, False, False, True, False]
     """
-    return Rule(
-        global_perturbation(arguments.exponent(p)),
-        rho=validation.setting("rho", rho),
-        k=arguments.period(k),
-        groups=validation.group_setting(groups),
+    return compose(
+        global_perturbation(p),
+        rho,
+        schedule=every(k, start=start, stop=stop),
+        perturb=perturb,
+        groups=groups,
         batch_argnums=batch_argnums,
     )
 
@@ -93,6 +120,9 @@ def look_sam(
     *,
     p: float = 2.0,
     store_dtype: DTypeLike | None = None,
+    start: int = 0,
+    stop: int | None = None,
+    perturb: ByPath | None = None,
     groups: Groups | None = None,
     batch_argnums: Sequence[int] | None = None,
 ) -> Rule:
@@ -105,7 +135,7 @@ def look_sam(
       rho: as for ``sam``.
       alpha: strength α ≥ 0 of the reused part: a number, an array scalar or a schedule of the rule's step count.
       k: as for ``sam_k``; k = 1 is ``sam``, with the same program and state.
-      p, groups, batch_argnums: as for ``sam``. g_v is computed from the means over the groups.
+      p, start, stop, perturb, groups, batch_argnums: as for ``sam``. g_v is computed from the means over the groups.
       store_dtype: dtype of the kept g_v, by default each parameter's; ``jnp.bfloat16`` halves its memory.
 
     Example:
@@ -124,13 +154,13 @@ def look_sam(
     Reference:
       Liu et al., CVPR 2022, Algorithm 1. Step 0 refreshes already, so that g_v exists from the start.
     """
-    return Rule(
-        global_perturbation(arguments.exponent(p)),
-        rho=validation.setting("rho", rho),
-        k=arguments.period(k),
-        alpha=validation.setting("alpha", alpha),
-        store_dtype=validation.storage(store_dtype),
-        groups=validation.group_setting(groups),
+    return compose(
+        global_perturbation(p),
+        rho,
+        schedule=every(k, start=start, stop=stop),
+        between=reused_g_v(alpha, store_dtype),
+        perturb=perturb,
+        groups=groups,
         batch_argnums=batch_argnums,
     )
 
@@ -141,6 +171,9 @@ def layer_sam(
     p: float = 2.0,
     scaling: Scaling = "normalized",
     layers: Layers | None = None,
+    start: int = 0,
+    stop: int | None = None,
+    perturb: ByPath | None = None,
     groups: Groups | None = None,
     batch_argnums: Sequence[int] | None = None,
 ) -> Rule:
@@ -154,7 +187,7 @@ def layer_sam(
         where the size of each ε_i is counted in units of ‖w_i‖.
       layers: a function from a parameter's path, like ``"block/kernel"``, to the name of its layer; by default
         each tensor is a layer.
-      groups, batch_argnums: as for ``sam``.
+      start, stop, perturb, groups, batch_argnums: as for ``sam``.
 
     Example:
       >>> import jax, jax.numpy as jnp, looksam
@@ -168,10 +201,12 @@ def layer_sam(
     Reference:
       Liu et al., CVPR 2022, Algorithm 2. Its formula is ``scaling="literal"``.
     """
-    return Rule(
-        _layerwise_perturbation(p, scaling, layers),
-        rho=validation.setting("rho", rho),
-        groups=validation.group_setting(groups),
+    return compose(
+        layerwise_perturbation(p, scaling, layers),
+        rho,
+        schedule=every(start=start, stop=stop),
+        perturb=perturb,
+        groups=groups,
         batch_argnums=batch_argnums,
     )
 
@@ -185,13 +220,16 @@ def look_layer_sam(
     store_dtype: DTypeLike | None = None,
     scaling: Scaling = "normalized",
     layers: Layers | None = None,
+    start: int = 0,
+    stop: int | None = None,
+    perturb: ByPath | None = None,
     groups: Groups | None = None,
     batch_argnums: Sequence[int] | None = None,
 ) -> Rule:
     """Look-LayerSAM-k: LookSAM-k with LayerSAM's perturbation. 1 + 1/k gradients per step.
 
     Args:
-      rho, p, scaling, layers, groups, batch_argnums: as for ``layer_sam``.
+      rho, p, scaling, layers, start, stop, perturb, groups, batch_argnums: as for ``layer_sam``.
       alpha, k, store_dtype: as for ``look_sam``.
 
     Example:
@@ -216,17 +254,143 @@ def look_layer_sam(
     Reference:
       Liu et al., CVPR 2022, Algorithm 3.
     """
-    return Rule(
-        _layerwise_perturbation(p, scaling, layers),
-        rho=validation.setting("rho", rho),
-        k=arguments.period(k),
-        alpha=validation.setting("alpha", alpha),
-        store_dtype=validation.storage(store_dtype),
-        groups=validation.group_setting(groups),
+    return compose(
+        layerwise_perturbation(p, scaling, layers),
+        rho,
+        schedule=every(k, start=start, stop=stop),
+        between=reused_g_v(alpha, store_dtype),
+        perturb=perturb,
+        groups=groups,
         batch_argnums=batch_argnums,
     )
 
 
-def _layerwise_perturbation(p: float, scaling: str, layers: Layers | None) -> Perturbation:
-    arguments.name_function("layers", layers, "block/kernel", "the name of its layer")
-    return layerwise_perturbation(arguments.exponent(p), arguments.layer_scaling(scaling), layers)
+def asam(
+    rho: ScalarOrSchedule,
+    *,
+    p: float = 2.0,
+    eta: ArrayLike = 0.01,
+    scale: ByPath | None = None,
+    start: int = 0,
+    stop: int | None = None,
+    perturb: ByPath | None = None,
+    groups: Groups | None = None,
+    batch_argnums: Sequence[int] | None = None,
+) -> Rule:
+    """ASAM: SAM with a perturbation that is proportional to the size of each weight. Two gradients per step.
+
+    With T = |w| + η, element by element, and p = 2, ε = ρ T² g/‖T g‖: rescaling weights in ways that do not change the
+    network does not change the rule. Its ρ is larger than SAM's, about tenfold.
+
+    Args:
+      rho: as for ``sam``.
+      p: as for ``sam``.
+      eta: η ≥ 0, which lets weights near 0 move.
+      scale: a function from a parameter's path to whether it is scaled by its size (else T = 1); by default all are.
+      start, stop, perturb, groups, batch_argnums: as for ``sam``.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, looksam
+      >>> loss = lambda w: jnp.sum(w**2)
+      >>> rule = looksam.asam(rho=0.5, eta=0.0)
+      >>> params = jnp.array([3.0, 4.0])
+      >>> _, grads, _, _ = rule.gradient(jax.value_and_grad(loss), params, rule.init(params))
+      >>> print(grads)  # 2 (w + 0.5 w² g/‖w g‖)
+      [ 7.6445656 11.897788 ]
+
+    Reference:
+      Kwon et al., "ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant Learning of Deep Neural Networks",
+      ICML 2021. Their code scales weights but not biases: pass ``scale``.
+    """
+    return compose(
+        elementwise_perturbation(p, eta, scale),
+        rho,
+        schedule=every(start=start, stop=stop),
+        perturb=perturb,
+        groups=groups,
+        batch_argnums=batch_argnums,
+    )
+
+
+def gsam(
+    rho: ScalarOrSchedule,
+    alpha: ScalarOrSchedule,
+    *,
+    p: float = 2.0,
+    start: int = 0,
+    stop: int | None = None,
+    perturb: ByPath | None = None,
+    groups: Groups | None = None,
+    batch_argnums: Sequence[int] | None = None,
+) -> Rule:
+    """GSAM: SAM that also narrows the gap between the loss at w + ε and at w. Two gradients per step.
+
+    Returns g_s − α g_⊥, with g_⊥ = g − (⟨g, g_s⟩/‖g_s‖²) g_s the part of the clean gradient orthogonal to g_s, by one
+    projection over the whole parameter vector: it descends the loss at w + ε, and along g_⊥ ascends the loss at w.
+
+    Args:
+      rho: as for ``sam``. The paper lets it decay with the learning rate; pass a schedule.
+      alpha: strength α ≥ 0 of the second part: a number, an array scalar or a schedule; 0 is ``sam``.
+      p, start, stop, perturb, groups, batch_argnums: as for ``sam``. g_⊥ is computed from the means over the groups.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, looksam
+      >>> loss = lambda w: w[0] ** 2 + 3 * w[1] ** 2
+      >>> rule = looksam.gsam(rho=0.1, alpha=0.5)
+      >>> params = jnp.array([1.0, 1.0])
+      >>> _, grads, _, _ = rule.gradient(jax.value_and_grad(loss), params, rule.init(params))
+      >>> print(grads)
+      [2.0063186 6.586082 ]
+
+    Reference:
+      Zhuang et al., "Surrogate Gap Minimization Improves Sharpness-Aware Training", ICLR 2022.
+    """
+    return compose(
+        global_perturbation(p),
+        rho,
+        schedule=every(start=start, stop=stop),
+        refresh=gsam_gradient(alpha),
+        perturb=perturb,
+        groups=groups,
+        batch_argnums=batch_argnums,
+    )
+
+
+def msam(
+    rho: ScalarOrSchedule,
+    momentum: float = 0.9,
+    *,
+    store_dtype: DTypeLike | None = None,
+    start: int = 0,
+    stop: int | None = None,
+    perturb: ByPath | None = None,
+) -> Rule:
+    """MSAM: the gradient at w − ρ v/‖v‖, with v the momentum of the gradients so far. One gradient per step.
+
+    There is no clean pass: ``value`` is the loss at the perturbed parameters.
+
+    Args:
+      rho: as for ``sam``. Good values are larger than SAM's.
+      momentum: μ in v ← μ v + g, 0 ≤ μ < 1. v is the rule's own, starts at 0, and grows on the steps on which the rule
+        acts; a gradient that is not finite does not enter it.
+      store_dtype: dtype of the kept v, by default each parameter's; ``jnp.bfloat16`` halves its memory.
+      start, stop, perturb: as for ``sam``.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, looksam
+      >>> loss = lambda w: jnp.sum(w**2)
+      >>> rule = looksam.msam(rho=0.5)
+      >>> params = jnp.array([3.0, 4.0])
+      >>> state = rule.init(params)
+      >>> for step in range(2):
+      ...     value, grads, state, info = rule.gradient(jax.value_and_grad(loss), params, state)
+      ...     print(value, grads)  # the first step has no momentum yet
+      25.0 [6. 8.]
+      20.25 [5.4 7.2]
+
+    Reference:
+      Becker et al., "Momentum-SAM: Sharpness Aware Minimization without Computational Overhead", 2024.
+    """
+    return compose(
+        momentum_perturbation(momentum, store_dtype), rho, schedule=every(start=start, stop=stop), perturb=perturb
+    )

@@ -1,7 +1,8 @@
-"""The perturbation ε = ρ · perturbation(g, w): where SAM takes its second gradient.
+"""The perturbation ε = ρ · perturbation(g, w), the first choice of a rule: where SAM takes its second gradient.
 
 All perturbations are built from one direction, ``steepest``: the unit vector of the p-norm along which the loss rises
-fastest. The numbers in parentheses are the equations of docs/maths.md.
+fastest. A perturbation of your own is any function like those that are returned here. The numbers in parentheses are
+the equations of docs/maths.md.
 """
 
 import math
@@ -10,17 +11,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
-from looksam.rules import pytree
+from looksam import arguments
+from looksam.arguments import Scaling
+from looksam.rules import pytree, validation
 from looksam.rules.pytree import Scalar, Vector
 
+ByPath = Callable[[str], bool]  # a parameter's path, like "block/kernel", to yes or no
 Layers = Callable[[str], Hashable]  # a parameter's path, like "block/kernel", to the name of its layer
 Perturbation = Callable[[Vector, Vector, DTypeLike], Vector]  # (g, params, accumulator) -> ε / ρ
 
 
-def global_perturbation(p: float) -> Perturbation:
-    """SAM's perturbation: one direction of p-norm 1 for the whole parameter vector."""
+def global_perturbation(p: float = 2.0) -> Perturbation:
+    """SAM's perturbation: one direction of p-norm 1 for the whole parameter vector.
+
+    Args:
+      p: norm in which the radius is measured, 1 < p ≤ ∞.
+    """
+    p = arguments.exponent(p)
 
     def perturbation(g: Vector, params: Vector, dtype: DTypeLike) -> Vector:
         del params
@@ -29,8 +38,16 @@ def global_perturbation(p: float) -> Perturbation:
     return perturbation
 
 
-def layerwise_perturbation(p: float, scaling: str, layers: Layers | None) -> Perturbation:
-    """LayerSAM's perturbation: each layer's part is scaled by the norm of the layer's own weights."""
+def layerwise_perturbation(
+    p: float = 2.0, scaling: Scaling = "normalized", layers: Layers | None = None
+) -> Perturbation:
+    """LayerSAM's perturbation: each layer's part is scaled by the norm of the layer's own weights.
+
+    Args:
+      p, scaling, layers: as for ``looksam.layer_sam``.
+    """
+    p, scaling = arguments.exponent(p), arguments.layer_scaling(scaling)
+    arguments.name_function("layers", layers, "block/kernel", "the name of its layer")
 
     def perturbation(g: Vector, params: Vector, dtype: DTypeLike) -> Vector:
         names = layer_names(params, layers)
@@ -45,6 +62,26 @@ def layerwise_perturbation(p: float, scaling: str, layers: Layers | None) -> Per
             return u  # (5)
         length = p_norm(u, p, dtype)
         return pytree.scale(pytree.divide(jnp.ones_like(length), length), u)  # (4)
+
+    return perturbation
+
+
+def elementwise_perturbation(p: float = 2.0, eta: ArrayLike = 0.01, scale: ByPath | None = None) -> Perturbation:
+    """ASAM's perturbation: the radius of each weight is measured in units of its own size, T = |w| + η.
+
+    Args:
+      p, eta, scale: as for ``looksam.asam``.
+    """
+    p, eta = arguments.exponent(p), validation.non_negative("eta", eta)
+    arguments.name_function("scale", scale, "block/kernel", "True or False")
+
+    def perturbation(g: Vector, params: Vector, dtype: DTypeLike) -> Vector:
+        def size(path: Any, w: jax.Array) -> jax.Array:
+            is_scaled = scale is None or scale(pytree.path_string(path))
+            return jnp.abs(jnp.asarray(w, dtype)) + jnp.asarray(eta, dtype) if is_scaled else jnp.ones((), dtype)
+
+        sizes = jax.tree_util.tree_map_with_path(size, params)  # T
+        return _times(sizes, steepest(_times(sizes, g), p, dtype))  # (12)
 
     return perturbation
 
@@ -77,7 +114,7 @@ def p_norm(x: Vector, p: float, dtype: DTypeLike) -> Scalar:
 
 def layer_names(params: Vector, layers: Layers | None) -> list[Hashable]:
     """Returns the name of each leaf's layer; by default every tensor is a layer of its own."""
-    paths = [path_string(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    paths = [pytree.path_string(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     return [layers(path) if layers else path for path in paths]
 
 
@@ -88,11 +125,6 @@ def layer_norms(x: Vector, names: list[Hashable], dtype: DTypeLike) -> Vector:
     for name, leaf in zip(names, leaves, strict=True):
         sums[name] = sums.get(name, 0) + pytree.squared_norm(leaf, dtype)
     return jax.tree.unflatten(structure, [jnp.sqrt(sums[name]) for name in names])
-
-
-def path_string(path: tuple[Any, ...]) -> str:
-    """Returns a leaf's path as text, e.g. ``"block/kernel"``."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def _times(factors: Vector, x: Vector) -> Vector:

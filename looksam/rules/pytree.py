@@ -4,6 +4,7 @@ Every norm and dot product of the rules is computed here, over all leaves at onc
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -113,3 +114,21 @@ def divide(numerator: Scalar, denominator: Scalar) -> Scalar:
     # The division comes last: XLA then recomputes neither it nor its sums in the operations that use the result.
     safe = jnp.where(positive, denominator, jnp.ones_like(denominator))
     return jnp.where(positive, numerator, jnp.zeros_like(numerator)) / safe
+
+
+def path_string(path: tuple[Any, ...]) -> str:
+    """Returns a leaf's path as text, e.g. ``"block/kernel"``."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def selected(tree: Vector, keep: Sequence[bool]) -> Vector:
+    """Returns the tree with None, an empty tree, in place of every leaf that is not kept; paths stay as they are."""
+    leaves, structure = jax.tree.flatten(tree)
+    return jax.tree.unflatten(structure, [leaf if kept else None for leaf, kept in zip(leaves, keep, strict=True)])
+
+
+def filled(part: Vector, tree: Vector, keep: Sequence[bool]) -> Vector:
+    """Returns ``tree`` with the kept leaves taken from ``part``, which ``selected`` made."""
+    leaves, structure = jax.tree.flatten(tree)
+    new = iter(jax.tree.leaves(part))
+    return jax.tree.unflatten(structure, [next(new) if kept else x for x, kept in zip(leaves, keep, strict=True)])

@@ -1,8 +1,9 @@
 """The rule: chooses, on every step, the gradient that the base optimizer sees.
 
-A rule is {perturbation} × {period of the second gradient} × {what the steps in between do}. The factories of
-``family.py`` name the combinations; ``steps.py`` has the maths of each kind of step. Here is what happens in a step, in
-order: take the gradient, decide between refresh and reuse, perturb, take the second gradient.
+A rule is {perturbation} × {on which steps the second gradient is taken} × {what a refresh returns} × {what the other
+steps do}. ``compose`` puts the four together, and the factories of ``family.py`` name the combinations that have a
+name; ``steps.py`` has the maths of each kind of step. Here is what happens in a step, in order: take the gradient,
+decide between refresh and reuse, perturb, take the second gradient.
 """
 
 import dataclasses
@@ -11,19 +12,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import ArrayLike, DTypeLike
 
 from looksam.rules import pytree, steps, validation
 from looksam.rules.batching import Groups, group_count, group_gradients
-from looksam.rules.perturbation import Perturbation
-from looksam.rules.pytree import Scalar, Vector
+from looksam.rules.choices import BetweenGradient, RefreshGradient, ScalarOrSchedule, value_at
+from looksam.rules.perturbation import ByPath, Perturbation
+from looksam.rules.pytree import Vector
 from looksam.rules.steps import LookSAMState, SAMState, State, Step, StepInfo
+from looksam.schedule import RefreshSchedule
 
-Schedule = Callable[[jax.Array], ArrayLike]  # the rule's step count -> a value
-ScalarOrSchedule = ArrayLike | Schedule
 ValueAndGrad = Callable[..., tuple[Any, Vector]]  # (params, *args) -> (value, gradient), as from jax.value_and_grad
 Result = TypeVar("Result")
 
@@ -32,17 +31,18 @@ Result = TypeVar("Result")
 class Rule:
     """A sharpness-aware rule: pure functions of parameters, gradients and state.
 
-    Create one with a factory such as ``looksam.look_sam``, which checks the hyper-parameters. ``refresh``, an argument
-    of ``gradient`` and ``transform``, says whether the second gradient is taken. ``None`` decides on the device by the
-    carried count, inside one program. ``True`` or ``False`` decides at trace time, for loops that know the step: two
-    programs, and the one for ``False`` contains a single gradient.
+    Create one with a factory such as ``looksam.look_sam`` or with ``looksam.rules.compose``, which check the
+    hyper-parameters. ``refresh``, an argument of ``gradient`` and ``transform``, says whether the second gradient is
+    taken. ``None`` decides on the device by the carried count, inside one program. ``True`` or ``False`` decides at
+    trace time, for loops that know the step: two programs, and the one for ``False`` contains a single gradient.
     """
 
     perturbation: Perturbation
     rho: ScalarOrSchedule  # radius of the perturbation
-    k: int = 1  # the period: steps 0, k, 2k, … refresh
-    alpha: ScalarOrSchedule | None = None  # strength of the reuse between two refreshes; None: the plain gradient there
-    store_dtype: DTypeLike | None = None  # of the kept g_v; None: each parameter's
+    schedule: RefreshSchedule
+    refresh_gradient: RefreshGradient
+    between: BetweenGradient
+    is_perturbed: ByPath | None = None  # which parameters are; None: all
     groups: Groups | None = None  # parts of the batch that are perturbed separately; None: the whole batch as one
     batch_argnums: Sequence[int] | None = None  # the arguments that are split into groups; None: all
     decides_by_cond: bool = False  # with ``refresh=None``; see ``differentiable``
@@ -50,11 +50,12 @@ class Rule:
     def init(self, params: Vector) -> State:
         """Returns the state before the first step, a pytree of arrays."""
         validation.check_params(params)
-        return steps.initial_state(params, keeps_g_v=self._reuses, store_dtype=self.store_dtype)
+        self._perturbed_leaves(params)  # raises if there are none
+        return steps.initial_state(params, keeps_g_v=self._reuses, store_dtype=self.between.store_dtype)
 
     def refreshes(self, step: int) -> bool:
         """Returns the value of ``refresh`` for a step that the host counts from 0."""
-        return validation.host_step(step) % self.k == 0
+        return bool(self.schedule.refreshes(validation.host_step(step)))
 
     def gradient(
         self, value_and_grad: ValueAndGrad, params: Vector, state: Any, *args: Any, refresh: bool | None = None
@@ -65,18 +66,20 @@ class Rule:
         ``value`` is that of the clean pass.
         """
         self._check(params, state, refresh)  # before any gradient is traced
-        clean = functools.partial(_checked_value_and_grad, value_and_grad)
+        clean = functools.partial(checked_value_and_grad, value_and_grad)
         groups = self.groups
         if groups is None:
             value, g = clean(params, *args)
             gradient_at = lambda weights: value_and_grad(weights, *args)[1]
             return value, *self.transform(g, gradient_at, params, state, refresh=refresh)
+        state = self._without_old_g_v(state)
 
         def refresh_step() -> tuple[Any, Vector, State, StepInfo]:
             perturb = lambda g, params: self.perturb(g, params, state)
             gradients = group_gradients(clean, perturb, group_count(groups), self.batch_argnums)
             value, g, g_s = gradients(params, *args)
-            return value, *steps.refresh_step(g, g_s, state, pytree.accumulator(params))
+            weights = self.refresh_gradient.weights
+            return value, *steps.refresh_step(g, g_s, weights, state, pytree.accumulator(params))
 
         def reuse_step() -> tuple[Any, Vector, State, StepInfo]:
             value, g = clean(params, *args)
@@ -100,23 +103,23 @@ class Rule:
         validation.no_groups(self.groups)
         self._check(params, state, refresh)
         validation.check_gradient(params, g)
+        state = self._without_old_g_v(state)
 
         def second_gradient(g: Vector) -> Vector:
             g_s = gradient_at(self.perturb(g, params, state))  # (7)
             validation.check_gradient(params, g_s)
             return g_s
 
-        dtype = pytree.accumulator(params)
-        if refresh is None and self.k > 1 and not self.decides_by_cond:
-            due = state.count % self.k == 0
+        dtype, weights = pytree.accumulator(params), self.refresh_gradient.weights
+        if refresh is None and not self.schedule.refreshes_always and not self.decides_by_cond:
+            due = self.schedule.refreshes(state.count)
             if not self._reuses:
-                return steps.refresh_or_plain_step(g, second_gradient, due, state, dtype)
+                return steps.refresh_or_plain_step(g, second_gradient, due, weights, state, dtype)
             if not pytree.is_narrower((g, state.g_v), dtype):
-                alpha = _value_at(self.alpha, state.count, dtype)
-                return steps.refresh_or_reuse_step(g, second_gradient, due, alpha, state, dtype)
+                return steps.refresh_or_reuse_step(g, second_gradient, due, weights, self.between.weight, state, dtype)
 
         def refresh_step() -> Step:
-            return steps.refresh_step(g, second_gradient(g), state, dtype)
+            return steps.refresh_step(g, second_gradient(g), weights, state, dtype)
 
         return self._refresh_or_reuse(refresh_step, lambda: self._reuse(g, params, state), state, refresh)
 
@@ -131,38 +134,47 @@ class Rule:
 
     def perturb(self, g: Vector, params: Vector, state: Any) -> Vector:
         """Returns the perturbed parameters w + ε, where the second gradient is taken."""
-        dtype = pytree.accumulator(params)
-        direction = self.perturbation(pytree.cast(g, dtype), params, dtype)
-        perturbed = pytree.add_scaled(pytree.cast(params, dtype), _value_at(self.rho, state.count, dtype), direction)
-        return pytree.cast_like(perturbed, params)
+        dtype, keep = pytree.accumulator(params), self._perturbed_leaves(params)
+        part = pytree.selected(params, keep)
+        direction = self.perturbation(pytree.cast(pytree.selected(g, keep), dtype), part, dtype)
+        moved = pytree.add_scaled(pytree.cast(part, dtype), value_at(self.rho, state.count, dtype), direction)
+        return pytree.filled(pytree.cast_like(moved, part), params, keep)
 
     @property
     def _reuses(self) -> bool:
         # With k = 1 no step reuses: the program is exactly SAM's, and nothing is stored.
-        return self.alpha is not None and self.k > 1
+        return self.between.weight is not None and self.schedule.k > 1
 
     def _refresh_or_reuse(
         self, refresh_step: Callable[[], Result], reuse_step: Callable[[], Result], state: State, refresh: bool | None
     ) -> Result:
         """Runs one of the two: the one that ``refresh`` names, or with None the one that is due by the count."""
-        if refresh is None and self.k > 1:
-            result: Result = lax.cond(state.count % self.k == 0, refresh_step, reuse_step)
+        if refresh is None and not self.schedule.refreshes_always:
+            result: Result = lax.cond(self.schedule.refreshes(state.count), refresh_step, reuse_step)
             return result
         return reuse_step() if refresh is False else refresh_step()
 
     def _reuse(self, g: Vector, params: Vector, state: State) -> Step:
-        dtype = pytree.accumulator(params)
-        if isinstance(state, LookSAMState):
-            return steps.reuse_step(g, _value_at(self.alpha, state.count, dtype), state, dtype)
+        dtype, weight = pytree.accumulator(params), self.between.weight
+        if isinstance(state, LookSAMState) and weight is not None:
+            return steps.reuse_step(g, weight, state, dtype)
         return steps.plain_step(g, state, dtype)
+
+    def _without_old_g_v(self, state: State) -> State:
+        """Returns the state without g_v on a step outside the window, so that nothing is reused there."""
+        if self.schedule.is_always_active or not isinstance(state, LookSAMState):
+            return state
+        norm = jnp.where(self.schedule.is_active(state.count), state.g_v_norm, jnp.zeros_like(state.g_v_norm))
+        return state._replace(g_v_norm=norm)
+
+    def _perturbed_leaves(self, params: Vector) -> list[bool]:
+        """Returns, for each parameter, whether it is perturbed."""
+        return validation.perturbed_leaves(params, self.is_perturbed)
 
     def _check(self, params: Vector, state: Any, refresh: Any) -> None:
         validation.check_step(params, state, LookSAMState if self._reuses else SAMState, refresh)
 
 
-def _checked_value_and_grad(value_and_grad: ValueAndGrad, params: Vector, *args: Any) -> tuple[Any, Vector]:
+def checked_value_and_grad(value_and_grad: ValueAndGrad, params: Vector, *args: Any) -> tuple[Any, Vector]:
+    """Returns the value and the gradient, after a check of what the user's function returned."""
     return validation.split_value_and_grad(value_and_grad(params, *args), params)
-
-
-def _value_at(setting: Any, count: jax.Array, dtype: DTypeLike) -> Scalar:
-    return jnp.asarray(setting(count) if callable(setting) else setting, dtype)

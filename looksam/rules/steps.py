@@ -33,6 +33,21 @@ class LookSAMState(NamedTuple):
 State = SAMState | LookSAMState
 
 
+class GradientProducts(NamedTuple):
+    """What the returned gradient of a refresh may depend on."""
+
+    g_squared: Scalar  # ‖g‖²
+    along: Scalar  # ⟨g, g_s⟩
+    g_s_squared: Scalar  # ‖g_s‖²
+    g_v_norm: Scalar  # ‖g_v‖; 0 where g and g_s are parallel up to rounding, or one of them is 0
+
+
+# (products, step count) -> (a, b): a refresh returns a g_s + b g. None: g_s itself.
+RefreshWeights = Callable[[GradientProducts, jax.Array], tuple[Scalar, Scalar]] | None
+# (‖g‖, ‖g_v‖, step count) -> c: a step between two refreshes returns g + c g_v.
+ReuseWeight = Callable[[Scalar, Scalar, jax.Array], Scalar]
+
+
 class StepInfo(NamedTuple):
     """Scalars that describe a step, for monitoring only."""
 
@@ -40,7 +55,7 @@ class StepInfo(NamedTuple):
     returned_norm: jax.Array  # norm of the gradient that the optimizer gets
     g_v_norm: jax.Array  # ‖g_v‖, computed on this step or carried into it; 0 where there is none
     cosine: jax.Array  # between g and the returned gradient; 1 where g is 0, 0 where only the other is
-    refreshed: jax.Array  # whether the second gradient was taken
+    refreshed: jax.Array  # whether a gradient was taken at the perturbed parameters
     fell_back: jax.Array  # whether g was returned because a norm was not finite
 
 
@@ -56,16 +71,36 @@ def initial_state(params: Vector, *, keeps_g_v: bool, store_dtype: DTypeLike | N
     return LookSAMState(count, g_v, jnp.zeros((), pytree.accumulator(params)))
 
 
-def refresh_step(g: Vector, g_s: Vector, state: State, dtype: DTypeLike) -> Step:
-    """Returns g_s, and keeps the part of it that is orthogonal to g if the state has a place for it."""
+def refresh_step(g: Vector, g_s: Vector, weights: RefreshWeights, state: State, dtype: DTypeLike) -> Step:
+    """Returns g_s, or what the weights make of it; keeps its part orthogonal to g if the state has a place for it."""
     g_squared = pytree.squared_norm(g, dtype)
     part = _orthogonal_part(g, g_s, g_squared, state.g_v if isinstance(state, LookSAMState) else g, dtype)
-    returned = pytree.where(part.usable, pytree.cast_like(g_s, g), g)  # (10)
-    info = _info(g_squared, part.g_s_squared, part.along, part.norm, refreshed=True, fell_back=~part.usable)
+    returned_squared, along, usable = part.g_s_squared, part.along, part.usable
+    if weights is not None:
+        a, b = weights(GradientProducts(g_squared, part.along, part.g_s_squared, part.norm), state.count)
+        g_s = pytree.where(b == 0, g_s, _combined(a, g_s, b, g, dtype))  # bit for bit where g has no weight
+        returned_squared, along = _combined_products(a, b, part.g_s_squared, part.along, g_squared)
+        usable = usable & jnp.isfinite(returned_squared)
+    returned = pytree.where(usable, pytree.cast_like(g_s, g), g)  # (10)
+    info = _info(g_squared, returned_squared, along, part.norm, refreshed=True, fell_back=~usable)
     if not isinstance(state, LookSAMState):
         return returned, SAMState(state.count + 1), info
     exists = _after(part.norm > 0, state.g_v)
     return returned, LookSAMState(state.count + 1, pytree.zero_unless(exists, part.g_v), part.norm), info
+
+
+def _combined(a: Scalar, x: Vector, b: Scalar, y: Vector, dtype: DTypeLike) -> Vector:
+    """Returns a x + b y."""
+    return pytree.add_scaled(pytree.scale(a, pytree.cast(x, dtype)), b, pytree.cast(y, dtype))
+
+
+def _combined_products(
+    a: Scalar, b: Scalar, x_squared: Scalar, across: Scalar, y_squared: Scalar
+) -> tuple[Scalar, Scalar]:
+    """Returns ‖a x + b y‖² and ⟨y, a x + b y⟩ from ‖x‖², ⟨x, y⟩ and ‖y‖²."""
+    along = a * across + b * y_squared
+    squared = a * (a * x_squared + b * across) + b * along
+    return jnp.maximum(squared, jnp.zeros_like(squared)), along
 
 
 class _OrthogonalPart(NamedTuple):
@@ -103,10 +138,10 @@ def _orthogonal_part(
     return _OrthogonalPart(c, g_v, jnp.where(exists, norm, jnp.zeros_like(norm)), usable, g_s_squared, along)
 
 
-def reuse_step(g: Vector, alpha: Scalar, state: LookSAMState, dtype: DTypeLike) -> Step:
-    """Returns g adjusted by α ‖g‖ along the kept g_v."""
+def reuse_step(g: Vector, weight: ReuseWeight, state: LookSAMState, dtype: DTypeLike) -> Step:
+    """Returns g with the kept g_v added to it."""
     g_squared = pytree.squared_norm(g, dtype)
-    factor, usable = _reuse_factor(g_squared, alpha, state.g_v_norm)
+    factor, usable = _reuse_factor(g_squared, weight, state.g_v_norm, state.count)
     wide_g, wide_v = pytree.cast(g, dtype), pytree.cast(state.g_v, dtype)
     adjusted = pytree.cast_like(pytree.add_scaled(wide_g, factor, wide_v), g)  # (11)
     if pytree.is_narrower(g, dtype):  # rounding to a narrow dtype may overflow
@@ -116,9 +151,11 @@ def reuse_step(g: Vector, alpha: Scalar, state: LookSAMState, dtype: DTypeLike) 
     return adjusted, state._replace(count=state.count + 1), info
 
 
-def _reuse_factor(g_squared: Scalar, alpha: Scalar, g_v_norm: Scalar) -> tuple[Scalar, Scalar]:
-    """Returns α ‖g‖/‖g_v‖ and whether it is finite; 0 where it is not, and where no g_v is kept."""
-    factor = alpha * pytree.divide(jnp.sqrt(g_squared), g_v_norm)
+def _reuse_factor(
+    g_squared: Scalar, weight: ReuseWeight, g_v_norm: Scalar, count: jax.Array
+) -> tuple[Scalar, Scalar]:
+    """Returns the factor of g_v and whether it is finite; 0 where it is not."""
+    factor = weight(jnp.sqrt(g_squared), g_v_norm, count)
     usable = jnp.isfinite(factor)
     return jnp.where(usable, factor, jnp.zeros_like(factor)), usable
 
@@ -140,7 +177,8 @@ def refresh_or_reuse_step(
     g: Vector,
     second_gradient: Callable[[Vector], Vector],
     due: Scalar,
-    alpha: Scalar,
+    weights: RefreshWeights,
+    weight: ReuseWeight,
     state: LookSAMState,
     dtype: DTypeLike,
 ) -> Step:
@@ -156,14 +194,20 @@ def refresh_or_reuse_step(
         due, now = lax.optimization_barrier((carry[0], g))
         # g_v is kept as it is even where its norm counts as 0: g_s comes back from it, and no step reuses it.
         part = _orthogonal_part(now, second_gradient(now), g_squared, state.g_v, dtype, zeroed=True)
-        return ~due, part.g_v, part.norm, part.c, part.usable
+        a, b, usable = part.c, one, part.usable
+        if weights is not None:  # of g_s and g; in terms of g and g_v
+            products = GradientProducts(g_squared, part.along, part.g_s_squared, part.norm)
+            b, of_g = weights(products, state.count)
+            a = jnp.where(of_g == 0, b * part.c, b * part.c + of_g)
+            usable = usable & jnp.isfinite(_combined_products(b, of_g, part.g_s_squared, part.along, g_squared)[0])
+        return ~due, part.g_v, part.norm, a, b, usable
 
-    start = due, state.g_v, state.g_v_norm, jnp.zeros((), dtype), jnp.ones((), bool)
-    _, g_v, g_v_norm, c, refreshable = lax.while_loop(lambda carry: carry[0], refresh, start)
-    factor, reusable = _reuse_factor(g_squared, alpha, g_v_norm)
     one = jnp.ones((), dtype)
-    a = jnp.where(due & refreshable, c, one)
-    b = jnp.where(due, refreshable.astype(dtype), factor)
+    start = due, state.g_v, state.g_v_norm, one, one, jnp.ones((), bool)
+    _, g_v, g_v_norm, a, b, refreshable = lax.while_loop(lambda carry: carry[0], refresh, start)
+    factor, reusable = _reuse_factor(g_squared, weight, g_v_norm, state.count)
+    a = jnp.where(due & refreshable, a, one)
+    b = jnp.where(due, jnp.where(refreshable, b, jnp.zeros_like(b)), factor)
     returned = jax.tree.map(lambda x, v: (a * x + b * v).astype(x.dtype), g, g_v)
     state = LookSAMState(state.count + 1, g_v, g_v_norm)
     fell_back = ~jnp.where(due, refreshable, reusable)
@@ -171,13 +215,18 @@ def refresh_or_reuse_step(
 
 
 def refresh_or_plain_step(
-    g: Vector, second_gradient: Callable[[Vector], Vector], due: Scalar, state: State, dtype: DTypeLike
+    g: Vector,
+    second_gradient: Callable[[Vector], Vector],
+    due: Scalar,
+    weights: RefreshWeights,
+    state: State,
+    dtype: DTypeLike,
 ) -> Step:
-    """Returns g_s if a refresh is due, else g as it is."""
+    """Returns g as it is, unless a refresh is due."""
 
     def refresh(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         due, g, _ = lax.optimization_barrier(carry)
-        returned, _, info = refresh_step(g, second_gradient(g), state, dtype)
+        returned, _, info = refresh_step(g, second_gradient(g), weights, state, dtype)
         return ~due, returned, info
 
     _, new_state, info = plain_step(g, state, dtype)
@@ -195,10 +244,8 @@ def _combination_info(
     dtype = a.dtype
     g_squared = pytree.squared_norm(g, dtype)
     g_v_squared, across = pytree.squared_norm_and_dot(state.g_v, g, dtype)
-    along = a * g_squared + b * across
-    returned_squared = a * along + b * (a * across + b * g_v_squared)
-    nonnegative = jnp.maximum(returned_squared, jnp.zeros_like(along))
-    return _info(g_squared, nonnegative, along, state.g_v_norm, refreshed=refreshed, fell_back=fell_back)
+    returned_squared, along = _combined_products(b, a, g_v_squared, across, g_squared)
+    return _info(g_squared, returned_squared, along, state.g_v_norm, refreshed=refreshed, fell_back=fell_back)
 
 
 def _info(

@@ -4,6 +4,7 @@ Each message names the value, the argument and the fix.
 """
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,8 +13,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from looksam import arguments
-from looksam.rules.perturbation import path_string
-from looksam.rules.pytree import Vector
+from looksam.rules.pytree import Vector, path_string
 
 
 def setting(name: str, value: Any) -> Any:
@@ -82,6 +82,18 @@ def check_params(params: Vector) -> None:
             )
 
 
+def perturbed_leaves(params: Vector, is_perturbed: Callable[[str], bool] | None) -> list[bool]:
+    """Returns, for each parameter, whether it is perturbed; raises if none is."""
+    paths = [path_string(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    keep = [is_perturbed is None or bool(is_perturbed(path)) for path in paths]
+    if paths and not any(keep):
+        raise ValueError(
+            f"perturb is False for every parameter, so that the rule would do nothing; the parameters are "
+            f"{', '.join(map(repr, paths[:5]))}{', …' if len(paths) > 5 else ''}."
+        )
+    return keep
+
+
 def check_step(params: Vector, state: Any, state_type: type, refresh: Any) -> None:
     """Raises if the arguments of a step do not fit together, or ``refresh`` is not static."""
     if refresh is not None and not isinstance(refresh, bool):
@@ -95,8 +107,10 @@ def check_step(params: Vector, state: Any, state_type: type, refresh: Any) -> No
             f"state is a {type(state).__name__}, and this rule carries a {state_type.__name__}; "
             "pass the state that rule.init(params) of the same rule returned."
         )
-    if hasattr(state, "g_v"):
-        _check_same_shape(params, state.g_v, "the g_v in state", "call rule.init(params) again for these params.")
+    for name in {"g_v", "v"} & set(state._fields):
+        _check_same_shape(
+            params, getattr(state, name), f"the {name} in state", "call rule.init(params) again for these params."
+        )
 
 
 def split_value_and_grad(result: Any, params: Vector) -> tuple[Any, Vector]:

@@ -22,7 +22,8 @@ RULES = {
     for settings in [{name: SETTINGS[name] for name in method.settings if name in SETTINGS}]
 }
 PERIODIC_RULES = tuple(method.name for method in EVERY_RULE if method.has_period)
-LOOK_RULES = tuple(method.name for method in EVERY_RULE if "alpha" in method.settings)
+LOOK_RULES = tuple(method.name for method in EVERY_RULE if method.reuses)
+ONE_GRADIENT_RULES = tuple(method.name for method in EVERY_RULE if not method.takes_second_gradient)
 LAYER_RULES = tuple(method.name for method in EVERY_RULE if "scaling" in method.settings)
 P_RULES = tuple(method.name for method in EVERY_RULE if "p" in method.settings)
 

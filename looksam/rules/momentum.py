@@ -1,0 +1,122 @@
+"""MSAM: the perturbation follows the momentum of past gradients, so that a step needs one gradient and no clean one.
+
+The number in parentheses is that of docs/maths.md.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
+
+from looksam import arguments
+from looksam.rules import pytree, validation
+from looksam.rules.choices import value_at
+from looksam.rules.pytree import Scalar, Vector
+from looksam.rules.rule import Rule, ValueAndGrad, checked_value_and_grad
+from looksam.rules.steps import StepInfo
+
+
+@dataclass(frozen=True)
+class MomentumPerturbation:
+    """MSAM's perturbation, from the state of the rule instead of the gradient."""
+
+    momentum: ArrayLike
+    store_dtype: DTypeLike | None  # of the kept momentum; None: each parameter's
+
+
+def momentum_perturbation(momentum: float = 0.9, store_dtype: DTypeLike | None = None) -> MomentumPerturbation:
+    """MSAM's perturbation: against the momentum v ← μ v + g of the gradients so far.
+
+    It has no clean gradient: ``compose`` takes it with a refresh on every step alone.
+
+    Args:
+      momentum, store_dtype: as for ``looksam.msam``.
+    """
+    return MomentumPerturbation(arguments.decay("momentum", momentum), validation.storage(store_dtype))
+
+
+class MomentumState(NamedTuple):
+    """The state of rules that perturb along the momentum."""
+
+    count: jax.Array  # type: ignore[assignment]  # steps taken so far
+    v: Vector  # the momentum of the gradients so far
+    v_norm: jax.Array  # ‖v‖, kept so that a step need not read v twice
+
+
+class MomentumRule(Rule):
+    """A rule whose only gradient of a step is taken at w + ε; ``value`` is the loss there.
+
+    ``refresh`` says whether the parameters are perturbed. ``transform`` takes its gradient from ``gradient_at``, except
+    with ``refresh=False``, and does not read ``g``; under jit, the clean gradient is then not computed.
+    """
+
+    perturbation: MomentumPerturbation  # type: ignore[assignment]
+
+    def init(self, params: Vector) -> MomentumState:  # type: ignore[override]
+        super().init(params)
+        v = jax.tree.map(lambda w: jnp.zeros_like(w, dtype=self.perturbation.store_dtype), params)
+        return MomentumState(jnp.zeros((), jnp.int32), v, jnp.zeros((), pytree.accumulator(params)))
+
+    def gradient(  # type: ignore[override]
+        self, value_and_grad: ValueAndGrad, params: Vector, state: Any, *args: Any, refresh: bool | None = None
+    ) -> tuple[Any, Vector, MomentumState, StepInfo]:
+        self._check(params, state, refresh)
+        weights = params if refresh is False else self.perturb(None, params, state)
+        value, g = checked_value_and_grad(value_and_grad, weights, *args)
+        return value, *self._step(g, state, refresh)
+
+    def transform(  # type: ignore[override]
+        self,
+        g: Vector,
+        gradient_at: Callable[[Vector], Vector],
+        params: Vector,
+        state: Any,
+        *,
+        refresh: bool | None = None,
+    ) -> tuple[Vector, MomentumState, StepInfo]:
+        self._check(params, state, refresh)
+        only = g if refresh is False else gradient_at(self.perturb(None, params, state))
+        validation.check_gradient(params, only)
+        return self._step(only, state, refresh)
+
+    def perturb(self, g: Vector, params: Vector, state: Any) -> Vector:
+        """Returns w − ρ v/‖v‖, and w outside the window; ``g`` is not read."""
+        del g
+        dtype, keep = pytree.accumulator(params), self._perturbed_leaves(params)
+        part, v = pytree.selected(params, keep), pytree.cast(pytree.selected(state.v, keep), dtype)
+        norm = state.v_norm if all(keep) else jnp.sqrt(pytree.squared_norm(v, dtype))
+        usable = self._is_active(state.count) & jnp.isfinite(state.v_norm)
+        factor = jnp.where(usable, pytree.divide(value_at(self.rho, state.count, dtype), norm), jnp.zeros_like(norm))
+        moved = pytree.add_scaled(pytree.cast(part, dtype), -factor, pytree.zero_unless(usable, v))  # (14)
+        return pytree.filled(pytree.cast_like(moved, part), params, keep)
+
+    def _step(self, g: Vector, state: MomentumState, refresh: bool | None) -> tuple[Vector, MomentumState, StepInfo]:
+        """Returns g, and adds it to the momentum on the steps on which the rule acts, unless it is not finite."""
+        dtype = state.v_norm.dtype
+        norm = jnp.sqrt(pytree.squared_norm(g, dtype))
+        active = jnp.zeros((), bool) if refresh is False else self._is_active(state.count) & jnp.ones((), bool)
+        info = StepInfo(
+            norm, norm, jnp.zeros_like(norm), jnp.ones_like(norm), refreshed=active, fell_back=jnp.zeros((), bool)
+        )
+        if refresh is False:
+            return g, state._replace(count=state.count + 1), info
+        entering = active & jnp.isfinite(norm)
+        # A momentum that overflowed starts anew.
+        kept = jnp.where(jnp.isfinite(state.v_norm), jnp.asarray(self.perturbation.momentum, dtype), 0)
+
+        def updated(v: jax.Array, g: jax.Array) -> jax.Array:
+            old = jnp.where(kept > 0, jnp.asarray(v, dtype), 0)
+            return jnp.where(entering, (kept * old + jnp.asarray(g, dtype)).astype(v.dtype), v)
+
+        v = jax.tree.map(updated, state.v, g)
+        return g, MomentumState(state.count + 1, v, jnp.sqrt(pytree.squared_norm(v, dtype))), info
+
+    def _is_active(self, count: jax.Array) -> Scalar:
+        active: Scalar = True if self.schedule.is_always_active else self.schedule.is_active(count)
+        return active
+
+    def _check(self, params: Vector, state: Any, refresh: Any) -> None:
+        validation.check_step(params, state, MomentumState, refresh)
