@@ -12,7 +12,10 @@ from looksam.bench.subjects import Case, choose
 from looksam.methods import settings_of
 from looksam.trainer.recipe import Recipe
 
-ROWS = ("sam", "sam_5", "look_sam_5", "look_sam_10", "layer_sam", "look_layer_sam")
+ROWS = (
+    *("sam", "sam_5", "look_sam_5", "look_sam_10", "layer_sam", "look_layer_sam"),
+    *("asam", "gsam", "msam", "sam@0.8", "look_sam_5@0.8"),
+)
 FORMS = ("static", "traced", "optax", "optax_opaque")
 
 

@@ -17,7 +17,10 @@ from looksam.bench.subjects import Case, choose
 from looksam.methods import settings_of
 from looksam.trainer.recipe import Recipe
 
-ROWS = ("sam", "sam_5", "look_sam_5", "look_sam_10", "layer_sam", "look_layer_sam")
+ROWS = (
+    *("sam", "sam_5", "look_sam_5", "look_sam_10", "layer_sam", "look_layer_sam"),
+    *("asam", "gsam", "msam", "sam@0.8", "look_sam_5@0.8"),
+)
 FORMS = ("torch", "pytorch_optimizer", "pytorch_optimizer_one_pass")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 

@@ -39,6 +39,8 @@ class Method:
     every_step: str = ""  # the method with the same perturbation that takes the second gradient on every step
     row: str = ""  # the name in the paper's tables, if it is not ``name``; "{k}" stands for the period
     takes_second_gradient: bool = True  # on the steps that refresh; else their only gradient is at w + ε
+    radius: float = 1.0  # of the perturbation: where good values of ρ are, relative to SAM's
+    strengths: tuple[float, ...] = ()  # values of α to try when tuning
 
     @property
     def is_rule(self) -> bool:
@@ -97,7 +99,16 @@ METHODS: dict[str, Method] = _table(
     Method("base", "base", (), BLACK, "o"),
     Method("sam", "SAM", ("rho", "p"), VERMILION, "s", every_step="sam"),
     Method("sam_k", "SAM-{k}", ("rho", "k", "p"), GREEN, "^", every_step="sam", row="sam_{k}"),
-    Method("look_sam", "LookSAM-{k}", ("rho", "alpha", "k", "p"), BLUE, "D", every_step="sam", row="look_sam_{k}"),
+    Method(
+        "look_sam",
+        "LookSAM-{k}",
+        ("rho", "alpha", "k", "p"),
+        BLUE,
+        "D",
+        every_step="sam",
+        row="look_sam_{k}",
+        strengths=(0.1, 0.3, 0.5, 0.7),
+    ),
     Method("layer_sam", "LayerSAM", ("rho", "p", "scaling"), PURPLE, "v", every_step="layer_sam"),
     Method(
         "look_layer_sam",
@@ -106,10 +117,20 @@ METHODS: dict[str, Method] = _table(
         ORANGE,
         "P",
         every_step="layer_sam",
+        strengths=(0.1, 0.3, 0.5, 0.7),
     ),
-    Method("asam", "ASAM", ("rho", "p", "eta"), SKY, "X", every_step="asam"),
-    Method("gsam", "GSAM", ("rho", "alpha", "p"), GREY, "p", every_step="gsam"),
-    Method("msam", "MSAM", ("rho", "momentum"), YELLOW, "*", every_step="msam", takes_second_gradient=False),
+    Method("asam", "ASAM", ("rho", "p", "eta"), SKY, "X", every_step="asam", radius=10.0),
+    Method("gsam", "GSAM", ("rho", "alpha", "p"), GREY, "p", every_step="gsam", strengths=(0.05, 0.1, 0.2, 0.4)),
+    Method(
+        "msam",
+        "MSAM",
+        ("rho", "momentum"),
+        YELLOW,
+        "*",
+        every_step="msam",
+        takes_second_gradient=False,
+        radius=2.5,
+    ),
 )
 
 OPTIMIZERS = {"sgdm": "SGD-M", "adamw": "AdamW", "lamb": "LAMB"}  # display names of the base optimizers

@@ -4,7 +4,6 @@ What is in the images does not change the time of a step, so no data is needed. 
 which also gives the compiler's account of its memory.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,16 +12,16 @@ import jax
 import numpy as np
 import optax
 
-from looksam.methods import METHODS
-from looksam.rules import Rule
+from looksam import rules
+from looksam.bench.cycle import cycle
 from looksam.trainer.data import Dataset
 from looksam.trainer.optimizers import make_optimizer, make_rule
 from looksam.trainer.parallel import BatchSplit, Gradient, Layout, make_layout
 from looksam.trainer.recipe import Recipe
+from looksam.trainer.rule_settings import gradients_per_step, has_window, rule_settings
 from looksam.trainer.step import StepContext, TrainState, init_state, make_augment, make_loss, make_train_step
 from looksam.trainer.training import Programs, abstract_dataset, make_model, total_steps
 
-REFRESH: dict[str, bool | None] = {"base": None, "refresh": True, "reuse": False}  # of a method's programs
 Program = Callable[..., tuple[TrainState, Any]]  # (state, images, labels) -> (state, anything)
 
 
@@ -31,30 +30,42 @@ class CompiledSteps:
 
     Args:
       state: the state at step 0, which is donated to the first step.
+      recipe: that of a cycle; where its rule does not act on all steps, the rule's count begins anew after each.
       batch: images and labels on the devices.
       programs: the compiled programs.
-      program_of: the name of the program that step i runs.
-      gradients: the mean number of gradients per step.
+      program_of: the name of the program that step i of a cycle runs.
+      gradients: the mean number of gradients per step; the recipe's by default.
       kept: the part of the state that the rule keeps, for ``facts``.
     """
 
     def __init__(
         self,
         state: TrainState,
+        recipe: Recipe,
         batch: tuple[jax.Array, ...],
         programs: Mapping[Any, jax.stages.Compiled],
-        program_of: Callable[[int], Any],
-        gradients: float,
+        program_of: Callable[[int], Any] = lambda step: None,
+        gradients: float | None = None,
         kept: Callable[[TrainState], Any] = lambda state: state.rule_state,
     ) -> None:
         self._state, self._batch, self._programs, self._program_of = state, batch, programs, program_of
-        self._gradients, self._kept, self._count = gradients, kept, 0
+        self._kept, self._count, self._cycle = kept, 0, cycle(recipe)
+        self._gradients = gradients_per_step(recipe, self._cycle) if gradients is None else gradients
+        self._begins_anew = has_window(recipe)
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            self._state, _ = self._programs[self._program_of(self._count)](self._state, *self._batch)
+            if self._begins_anew and self._count % self._cycle == 0:
+                self._reset_count()
+            program = self._programs[self._program_of(self._count % self._cycle)]
+            self._state, _ = program(self._state, *self._batch)
             self._count += 1
         jax.block_until_ready(self._state)
+
+    def _reset_count(self) -> None:
+        rule_state = self._state.rule_state
+        zero = jax.device_put(np.zeros_like(rule_state.count), rule_state.count.sharding)
+        self._state = self._state._replace(rule_state=rule_state._replace(count=zero))
 
     def facts(self) -> dict[str, float]:
         """Gradients per step; what the rule keeps, and XLA's temporaries, in copies of the parameters."""
@@ -85,15 +96,13 @@ def static(settings: Mapping[str, Any], store_dtype: str | None = None) -> Compi
 
 
 def static_steps(recipe: Recipe, store_dtype: str | None = None) -> CompiledSteps:
-    """The same, of a recipe in this process."""
+    """The same, of the recipe of a cycle in this process."""
     # No program depends on which steps refresh, so all k > 1 share theirs.
-    setup, rule = _setup(recipe.replace(k=min(recipe.k, 2)), store_dtype), make_rule(recipe)
-    method = METHODS[recipe.method]
-    programs = {REFRESH[name]: setup.compiled(REFRESH[name]) for name in method.programs(recipe.k)}
+    setup, rule = _setup(recipe.replace(k=min(recipe.k, 2)), store_dtype), make_rule(recipe, cycle(recipe))
     program_of = rule.refreshes if rule else lambda step: None
-    return CompiledSteps(
-        setup.programs.init(recipe.seed), setup.batch, programs, program_of, method.gradients_per_step(recipe.k)
-    )
+    needed = {program_of(step) for step in range(cycle(recipe))}
+    programs = {refresh: setup.compiled(refresh) for refresh in needed}
+    return CompiledSteps(setup.programs.init(recipe.seed), recipe, setup.batch, programs, program_of)
 
 
 def traced(settings: Mapping[str, Any], store_dtype: str | None = None) -> CompiledSteps:
@@ -107,8 +116,7 @@ def traced(settings: Mapping[str, Any], store_dtype: str | None = None) -> Compi
 
     state = setup.programs.init(recipe.seed)
     program = jax.jit(step, donate_argnums=0).lower(state, *setup.batch).compile()
-    gradients = METHODS[recipe.method].gradients_per_step(recipe.k)
-    return CompiledSteps(state, setup.batch, {None: program}, lambda step: None, gradients)
+    return CompiledSteps(state, recipe, setup.batch, {None: program})
 
 
 class _Setup:
@@ -117,7 +125,8 @@ class _Setup:
     def __init__(self, recipe: Recipe, store_dtype: str | None) -> None:
         layout = make_layout(recipe.mesh_sizes())
         dataset = abstract_dataset(recipe)
-        rule = _with_store_dtype(make_rule(recipe), store_dtype)
+        settings = rule_settings(recipe, cycle(recipe)) | ({"store_dtype": store_dtype} if store_dtype else {})
+        rule = getattr(rules, recipe.method)(**settings) if settings else None
         self.programs = Programs(recipe, dataset, total_steps(recipe), layout, lambda *batch: batch, rule)
         self.batch = _noise(recipe, dataset, layout)
 
@@ -127,10 +136,6 @@ class _Setup:
 
 
 _setup = functools.cache(_Setup)
-
-
-def _with_store_dtype(rule: Rule | None, store_dtype: str | None) -> Rule | None:
-    return dataclasses.replace(rule, store_dtype=store_dtype) if rule and store_dtype else rule
 
 
 def _noise(recipe: Recipe, dataset: Dataset, layout: Layout) -> tuple[jax.Array, ...]:
@@ -203,4 +208,4 @@ class _OptaxSAM:
         batch = _noise(self.recipe, self.dataset, self.layout)
         step = jax.jit(call, donate_argnums=0, out_shardings=(shardings, self.layout.replicated))
         kept = lambda state: state.opt_state._replace(opt_state=())  # without the base optimizer's own
-        return state, batch, {None: step.lower(state, *batch).compile()}, lambda step: None, 2.0, kept
+        return state, self.recipe, batch, {None: step.lower(state, *batch).compile()}, lambda step: None, 2.0, kept

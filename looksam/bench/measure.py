@@ -1,6 +1,7 @@
 """A measurement: cases in, times relative to their base, memory and where it was measured out, as plain numbers."""
 
 import contextlib
+import dataclasses
 import functools
 import importlib.metadata
 import math
@@ -11,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import looksam
+from looksam.bench.cycle import cycle, miniature
 from looksam.bench.harness import Report, Timings, interleave, joined, whole_cycles
 from looksam.bench.subjects import FORMS, Case
 from looksam.bench.worker import Worker
-from looksam.methods import METHODS
 from looksam.trainer.recipe import Recipe
 
 VERSION = 1  # of the result
@@ -46,6 +47,9 @@ def measure(
       bases: the number of processes of each base.
       report: receives lines of progress.
     """
+    from looksam.trainer.training import total_steps  # needs JAX
+
+    cases = [dataclasses.replace(case, recipe=miniature(case.recipe, total_steps(case.recipe))) for case in cases]
     by_name = {case.name: case for case in cases}
     copies = {
         base: [base, *(f"{base} #{i}" for i in range(2, bases + 1))]
@@ -101,7 +105,7 @@ def _steps_per_turn(workers: Mapping[str, Worker], cases: Mapping[str, Case]) ->
     first, second = ([workers[base].turn(STEPS).wall for base in bases] for _ in range(2))
     del first  # to warm up
     enough = max(STEPS, math.ceil(TURN_SECONDS / min(second)))
-    return {name: steps_per_turn(case.recipe, enough) for name, case in cases.items()}
+    return {name: whole_cycles(cycle(case.recipe), enough) for name, case in cases.items()}
 
 
 def start(name: str, case: Case) -> Worker:
@@ -111,11 +115,6 @@ def start(name: str, case: Case) -> Worker:
     dataset = abstract_dataset(case.recipe)
     arguments = case.arguments(dataset.image_shape, dataset.num_classes)
     return Worker(name, f"looksam.bench.{FORMS[case.form].target}", arguments, case.environment)
-
-
-def steps_per_turn(recipe: Recipe, at_least: int = STEPS) -> int:
-    """The steps of a turn: whole cycles of the recipe's k, for all methods about as many."""
-    return whole_cycles(recipe.k if METHODS[recipe.method].has_period else 1, at_least)
 
 
 def _row(case: Case, timings: Timings, bases: Sequence[str], facts: Mapping[str, float]) -> dict[str, Any]:

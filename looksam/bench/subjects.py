@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 from looksam.arguments import did_you_mean
 from looksam.methods import METHODS, label, settings_of
 from looksam.trainer.recipe import Recipe
+from looksam.trainer.rule_settings import has_window
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,10 @@ def _table(*forms: Form) -> dict[str, Form]:
     return {form.name: form for form in forms}
 
 
-_PERIODIC = tuple(method.name for method in METHODS.values() if method.has_period)
+_RULES = tuple(method.name for method in METHODS.values() if method.is_rule)
 FORMS: dict[str, Form] = _table(
     Form("static", "JAX", "jax", "jax_subjects:static", "jax"),
-    # Without a period the traced form is the same program as the static one.
-    Form("traced", "JAX, traced", "jax", "jax_subjects:traced", "jax", _PERIODIC),
+    Form("traced", "JAX, traced", "jax", "jax_subjects:traced", "jax", _RULES),
     Form("optax", "optax.contrib.sam", "jax", "jax_subjects:optax_transparent", "optax", ("sam",), is_peer=True),
     Form(
         "optax_opaque",
@@ -79,11 +79,11 @@ class Case:
     """One subject: a method in one form, on a recipe that names the method."""
 
     form: str
-    row: str  # as in ``looksam.methods``: base, sam, look_sam, look_sam_10, …
+    row: str  # as in ``looksam.methods``: base, sam, look_sam, look_sam_10, look_sam_5@0.8, …
     recipe: Recipe
     base: str = ""  # the name of the case that it is compared with; its framework's base by default
     variant: str = ""  # tells two cases apart that differ in what follows
-    store_dtype: str | None = None  # of the kept g_v
+    store_dtype: str | None = None  # of the kept g_v or momentum
     environment: Mapping[str, str] = field(default_factory=dict)  # of its process
 
     @property
@@ -128,7 +128,11 @@ def choose(
     cases: dict[str, Case] = {}
     skipped = []
     for form in map(FORMS.__getitem__, forms):
-        wanted = [row for row, own in recipes.items() if own.method in form.methods and _differs(form, own)]
+        known = {row: own for row, own in recipes.items() if own.method in form.methods}
+        late = [row for row, own in known.items() if form.is_peer and has_window(own)]
+        if late:
+            skipped.append(f"{form.label} is skipped for {', '.join(late)}: it has no start and no stop")
+        wanted = [row for row, own in known.items() if row not in late and _differs(form, own)]
         reason = reason_to_skip(form, recipe) if wanted else ""
         if reason:
             skipped.append(f"{form.label} is skipped: {reason}")
@@ -141,8 +145,9 @@ def choose(
 
 
 def _differs(form: Form, recipe: Recipe) -> bool:
-    """Whether the form has a program of its own: with k = 1 every step refreshes, and nothing is left to trace."""
-    return form.name != "traced" or recipe.k > 1
+    """Whether the form has a program of its own: where every step refreshes, nothing is left to trace."""
+    has_period = METHODS[recipe.method].has_period and recipe.k > 1
+    return form.name != "traced" or has_period or has_window(recipe)
 
 
 def reason_to_skip(form: Form, recipe: Recipe) -> str:
@@ -152,6 +157,7 @@ def reason_to_skip(form: Form, recipe: Recipe) -> str:
     checks = {
         f"groups={recipe.groups}": recipe.groups is not None and form.name != "static",
         f"p={recipe.p}": recipe.p != 2 and form.is_peer,
+        f"perturb={recipe.perturb!r}": recipe.perturb is not None and (form.framework == "torch" or form.is_peer),
         f"optimizer={recipe.optimizer}": recipe.optimizer == "lamb" and form.framework == "torch",
         f"dtype={recipe.dtype}": recipe.dtype != "float32" and form.framework == "torch",
         f"microbatch={recipe.microbatch}": recipe.microbatch is not None and form.framework == "torch",

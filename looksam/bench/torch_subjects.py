@@ -16,9 +16,11 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
 from looksam.bench import torch_models
+from looksam.bench.cycle import cycle
 from looksam.methods import METHODS
 from looksam.torch.sam_family import RULES
 from looksam.trainer.recipe import Recipe
+from looksam.trainer.rule_settings import has_window, rule_settings
 
 Closure = Callable[[], Tensor]
 Step = Callable[[Closure], Any]  # takes one step, and calls the closure for each gradient
@@ -37,10 +39,14 @@ class EagerSteps:
         self._images = images.contiguous(memory_format=torch.channels_last)
         self._labels = torch.randint(0, num_classes, (recipe.batch_size,))
         self._gradients = self._steps = 0
+        self._cycle = cycle(recipe)
         self.step: Step
+        self.begin_cycle: Callable[[], None] = lambda: None
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
+            if self._steps % self._cycle == 0:
+                self.begin_cycle()
             self.step(self._closure)
             self._steps += 1
 
@@ -67,13 +73,14 @@ def ours(
     base = kind(decayed(recipe, steps.model.named_parameters()), **options)
     if recipe.clip_norm is not None:
         _clip_before_step(base, list(steps.model.parameters()), recipe.clip_norm)
-    method = METHODS[recipe.method]
-    if not method.is_rule:
+    if not METHODS[recipe.method].is_rule:
         steps.step = _plain_step(base)
         return steps
-    own = {name: getattr(recipe, name) for name in method.settings}
     kept = {"store_dtype": getattr(torch, store_dtype)} if store_dtype else {}
-    steps.step = RULES[recipe.method](base, model=steps.model, **own, **kept).step
+    optimizer = RULES[recipe.method](base, model=steps.model, **rule_settings(recipe, cycle(recipe)), **kept)
+    steps.step = optimizer.step
+    if has_window(recipe):
+        steps.begin_cycle = lambda: setattr(optimizer, "count", 0)
     return steps
 
 

@@ -15,7 +15,8 @@ rounds. Steps train on noise of the recipe's shape, so no data is needed. PyTorc
 without augmentation. What is not installed is skipped. With --out, writes DIR/bench.json and DIR/bench.svg.
 """
 EXAMPLES = f"""\
-methods: the names of `looksam train --method`; sam_10 and look_sam_10 name the period as well
+methods: the names of `looksam train --method`; sam_10 and look_sam_10 name the period as well, and look_sam_5@0.8 acts
+         in the last fifth of the run
 forms:   {", ".join(FORMS)}
 
 examples:

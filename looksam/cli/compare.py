@@ -7,7 +7,7 @@ import pathlib
 from looksam.cli.environment import prepare_jax
 from looksam.cli.output import report, usage
 from looksam.cli.parser import Command, Parser, add_json, add_settings, recipe_named
-from looksam.methods import METHODS
+from looksam.methods import METHODS, parse_row
 from looksam.trainer.recipe import Recipe
 
 DESCRIPTION = """\
@@ -16,11 +16,15 @@ its own rho and alpha where the recipe has tuned ones, and with the recipe's oth
 and results.json. With --tune it selects each method's rho and alpha instead, from eight settings per method, on a part
 of the training set (--validation) that is held out with clean labels; the test set is not read.
 """
-EXAMPLES = """\
+EXAMPLES = f"""\
+methods: {", ".join(METHODS)};
+         sam_10 and look_sam_10 name the period as well, and look_sam_5@0.8 acts in the last fifth of the run
+
 examples:
   looksam compare                                  digits with 30 % label noise and with clean labels
   looksam compare digits-noise30 --tune --validation 0.25 --seeds 5
   looksam compare digits --optimizer lamb --learning-rate 0.02 --methods base layer_sam look_layer_sam
+  looksam compare digits --methods base sam sam@0.8 asam gsam msam --tune --validation 0.25
   looksam compare cifar100-small-resnet --train-limit 5000 --epochs 5 --seeds 2
 """
 DEFAULT_METHODS = ("base", "sam", "sam_k", "look_sam")
@@ -31,7 +35,7 @@ def _add_arguments(parser: Parser) -> None:
     names = ["digits-noise30", "digits"]
     parser.add_argument("recipes", metavar="RECIPE", nargs="*", default=names, help="the recipes to compare on")
     parser.add_argument(
-        "--methods", nargs="+", choices=tuple(METHODS), default=list(DEFAULT_METHODS), help="the methods to compare"
+        "--methods", nargs="+", type=_row, default=list(DEFAULT_METHODS), metavar="M", help="the methods to compare"
     )
     parser.add_argument("--seeds", type=int, default=10, metavar="N", help="runs of each method (10)")
     parser.add_argument("--rounds", type=int, default=20, metavar="N", help="rounds of interleaved timing (20)")
@@ -39,6 +43,14 @@ def _add_arguments(parser: Parser) -> None:
     parser.add_argument("--out", default="build/compare", metavar="DIR", help="folder of the results (build/compare)")
     add_json(parser)
     add_settings(parser)
+
+
+def _row(name: str) -> str:
+    try:
+        parse_row(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return name
 
 
 def _run(arguments: argparse.Namespace) -> int:

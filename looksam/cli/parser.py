@@ -176,9 +176,10 @@ def _docstrings() -> dict[str, str]:
 
 
 def _methods_with(setting: str) -> str:
-    """Return a note such as "(for look_sam)" if some rules take the setting and others do not."""
-    rules = [method for method in METHODS.values() if method.every_step]
-    takers = [method.name for method in rules if setting in method.settings]
+    """Return a note such as "(for look_sam)" if a setting is for rules alone, and not for all of them."""
+    rules = [method for method in METHODS.values() if method.is_rule]
+    of_rules = next(names for names in SECTIONS.values() if "method" in names)  # not momentum, the optimizer's too
+    takers = [method.name for method in rules if setting in of_rules and setting in method.settings]
     return f" (for {', '.join(takers)})" if takers and len(takers) < len(rules) else ""
 
 

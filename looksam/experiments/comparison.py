@@ -24,10 +24,11 @@ from looksam.experiments.engine.timer import steps_of_runner, time_ratios
 from looksam.experiments.engine.tuner import Settings, best, grid_around, mean_scores, own_settings
 from looksam.experiments.experiment import mean_entry
 from looksam.experiments.report.text import entry_text
-from looksam.methods import METHODS
+from looksam.methods import parse_row, settings_of
 from looksam.trainer.batches import load
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.recipes.small import DIGITS_GRIDS, DIGITS_SELECTED
+from looksam.trainer.rule_settings import gradients_per_step
 from looksam.trainer.run_directory import write_atomically
 
 VERSION = 1  # of results.json and tuning.json
@@ -35,16 +36,32 @@ VMAPPED_PARAMETERS = 150_000  # larger models train one seed at a time, to bound
 Report = Callable[[str], None]
 
 
-def selected(name: str, recipe: Recipe, methods: list[str]) -> dict[str, Settings]:
+def selected(name: str, recipe: Recipe, rows: list[str]) -> dict[str, Settings]:
     """The hyper-parameters tuned for the recipe of this name; the recipe's own ρ, α and k where there are none."""
     tuned = DIGITS_SELECTED.get(name, {})
-    return {method: tuned.get(method) or own_settings(recipe, method) for method in methods if method != "base"}
+    return {
+        row: (tuned.get(method) or own_settings(recipe, method)) | _named(row) for row, method in _rules(rows).items()
+    }
 
 
-def grids(name: str, recipe: Recipe, methods: list[str]) -> dict[str, list[Settings]]:
+def grids(name: str, recipe: Recipe, rows: list[str]) -> dict[str, list[Settings]]:
     """Eight settings per method, equal effort: those of the recipe of this name, or others around its own ρ."""
     known = DIGITS_GRIDS if name in DIGITS_SELECTED else {}
-    return {method: known.get(method) or grid_around(recipe, method) for method in methods if method != "base"}
+    return {
+        row: [setting | _named(row) for setting in known.get(method) or grid_around(recipe, method)]
+        for row, method in _rules(rows).items()
+    }
+
+
+def _rules(rows: list[str]) -> dict[str, str]:
+    """The method of each row, without the base optimizer, which is always trained."""
+    methods = {row: parse_row(row).method for row in rows}
+    return {row: method.name for row, method in methods.items() if method.is_rule}
+
+
+def _named(row: str) -> Settings:
+    """The settings that the name of a row says, such as k and start in ``look_sam_5@0.8``."""
+    return {name: value for name, value in settings_of(row).items() if name != "method"}
 
 
 def compare(
@@ -54,7 +71,7 @@ def compare(
 
     Args:
       recipe: what all methods share.
-      settings: the ρ, α and k of each method. ``"base"`` is always trained.
+      settings: the ρ, α and k of each method, by the name of its row. ``"base"`` is always trained.
       seeds: the number of runs of each method, from ``recipe.seed`` on.
       rounds: the number of rounds of interleaved timing.
       report: receives one line of text per method.
@@ -65,10 +82,10 @@ def compare(
     runners, results = {}, {}
     everything: dict[str, Settings] = {"base": {}} | settings
     for name, values in everything.items():
-        own = recipe.replace(method=name, **values)
+        own = recipe.replace(**settings_of(name) | values)
         runner = runners[name] = Runner(own, dataset, arrays)
         outcome = _trained(runner, [own.replace(seed=own.seed + i) for i in range(seeds)], together)
-        gradients = METHODS[name].gradients_per_step(own.k)
+        gradients = gradients_per_step(own, runner.total_steps)
         results[name] = {"settings": values, "gradients_per_step": gradients} | outcome
         report(f"{name}: {entry_text(mean_entry(outcome['accuracy']))} %")
     steps = {name: steps_of_runner(runner) for name, runner in runners.items()}
@@ -111,7 +128,7 @@ def tune(recipe: Recipe, grids: dict[str, list[Settings]], *, seeds: int, report
     arrays = device_arrays(dataset)
     results = {}
     for name, grid in grids.items():
-        own = recipe.replace(method=name, **{k: v for k, v in grid[0].items() if k == "k"})
+        own = recipe.replace(**settings_of(name) | grid[0])
         recipes = [own.replace(seed=own.seed + i, **setting) for setting in grid for i in range(seeds)]
         (curves,) = Runner(own, dataset, arrays).trained(recipes, len(recipes), points=1)
         accuracy = curves.accuracy[-1].reshape(len(grid), seeds)

@@ -29,6 +29,8 @@ from looksam.experiments.report.document import Entry, Figure, Series, Table, Va
 from looksam.experiments.small_scale import PERIODS, SAM_ROWS
 from looksam.methods import METHODS, label, parse_row
 from looksam.trainer.recipe import Recipe
+from looksam.trainer.rule_settings import gradients_per_step
+from looksam.trainer.training import total_steps
 
 TUNED = tuple(dict.fromkeys(parse_row(row).method.name for row in SAM_ROWS))  # the methods of these rows
 TUNED_AT = 5  # the k of methods that have one
@@ -92,7 +94,7 @@ def accuracy_table(
     lines: list[tuple[Entry, ...]] = []
     for row, recipe in next(iter(recipes.values())).items():
         ours = [mean_entry(accuracies(store, rows[row], seeds)) for rows in recipes.values()]
-        gradients = Value(METHODS[recipe.method].gradients_per_step(recipe.k), digits=2)
+        gradients = Value(gradients_per_step(recipe, total_steps(recipe)), digits=2)
         time = times_entry(times[row][1] if row in times else None)
         theirs = [entry(row) for entry in paper.values()]
         lines.append((label(row, recipe.optimizer), *ours, gradients, time, *theirs))

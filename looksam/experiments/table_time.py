@@ -7,8 +7,10 @@ from looksam.experiments.engine.timer import ROUNDS
 from looksam.experiments.experiment import Experiment, Findings, paper_number, printed, ratio, times_entry
 from looksam.experiments.report.document import Entry, Table, Value
 from looksam.experiments.small_scale import TIMED, timed_recipes
-from looksam.methods import METHODS, label
+from looksam.methods import label
 from looksam.trainer.recipes.paper_tables import paper_row
+from looksam.trainer.rule_settings import gradients_per_step
+from looksam.trainer.training import total_steps
 
 BATCHES = (4096, 8192, 16384, 32768)  # the paper's
 ROWS = ("base", "layer_sam", "look_layer_sam")
@@ -33,7 +35,7 @@ def findings(store: Store, seeds: int) -> Findings:
         if row not in ROWS:
             continue
         low, median, high = times[row]
-        gradients = METHODS[recipe.method].gradients_per_step(recipe.k)
+        gradients = gradients_per_step(recipe, total_steps(recipe))
         measured = times_entry(median), f"{low:.2f}–{high:.2f}", times_entry(flops[row], digits=3)
         theirs = [*(printed(_hours(row, batch)) for batch in BATCHES), times_entry(_paper_ratio(row))]
         lines.append((label(row, "lamb", k=recipe.k), *measured, Value(gradients, digits=1), *theirs))

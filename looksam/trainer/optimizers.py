@@ -13,15 +13,16 @@ import optax
 from looksam.methods import METHODS
 from looksam.rules import Rule
 from looksam.trainer.recipe import Recipe
+from looksam.trainer.rule_settings import rule_settings
 
 
-def make_rule(recipe: Recipe, rho: Any = None, alpha: Any = None) -> Rule | None:
-    """The recipe's rule, or None for the base optimizer.
+def make_rule(recipe: Recipe, total_steps: int, rho: Any = None, alpha: Any = None) -> Rule | None:
+    """The recipe's rule for a run of ``total_steps``, or None for the base optimizer.
 
     ``rho`` and ``alpha`` replace the recipe's; sweeps pass traced values.
     """
     replaced = {name: value for name, value in (("rho", rho), ("alpha", alpha)) if value is not None}
-    return METHODS[recipe.method].rule(vars(recipe) | replaced)
+    return METHODS[recipe.method].rule(rule_settings(recipe, total_steps) | replaced)
 
 
 def make_schedule(recipe: Recipe, total_steps: int, peak: Any = None) -> optax.Schedule:

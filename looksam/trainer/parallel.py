@@ -3,10 +3,10 @@
 ``step.py`` describes a step as if there were one device. This module makes it true on many: the batch is split over
 devices, groups and micro-batches, and its gradient is put together again before the rule and the optimizer see it.
 
-The state consists of global arrays under ``jit``. Parameters, optimizer state and g_v are sharded over the mesh axis
-``fsdp``, and rules and optimizers treat them as whole arrays, so that their norms and dot products are global. Only the
-work on images is written per device, under ``shard_map``: each device gathers the parameters once, processes its rows
-of the batch (in micro-batches if asked to), and the gradient is reduced once, afterwards.
+The state consists of global arrays under ``jit``. Parameters, optimizer state and what the rule keeps are sharded over
+the mesh axis ``fsdp``, and rules and optimizers treat them as whole arrays, so that their norms and dot products are
+global. Only the work on images is written per device, under ``shard_map``: each device gathers the parameters once,
+processes its rows of the batch (in micro-batches if asked to), and the gradient is reduced once, afterwards.
 """
 
 from collections.abc import Callable

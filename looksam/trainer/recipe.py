@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import re
 import types
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ class Recipe:
     decay_all: bool = True
     """Decay biases and normalisation parameters too, not only kernels and embeddings."""
     momentum: float = 0.9
-    """Momentum of sgdm."""
+    """Momentum of sgdm; msam's rule averages the gradients with the same one."""
     clip_norm: float | None = None
     """Largest global norm of the gradient that the optimizer sees; longer ones are scaled down."""
     batch_size: int = 128
@@ -118,13 +119,21 @@ class Recipe:
     rho: float = 0.05
     """Radius of the perturbation at which the second gradient is taken."""
     alpha: float = 0.7
-    """Strength of the reused direction."""
+    """Strength of the direction that LookSAM reuses, or along which gsam ascends."""
     k: int = 5
     """Number of steps that share one second gradient."""
     p: float = 2.0
     """The p of the perturbation's p-norm: more than 1, up to inf."""
     scaling: Scaling = "normalized"
     """Formula of the layer-wise scaling."""
+    eta: float = 0.01
+    """Added to the size of each weight, by which the perturbation is scaled, so that weights near 0 move too."""
+    start: int | float = 0
+    """First step on which the rule acts, or as a number below 1 the fraction of the run before it, such as 0.8."""
+    stop: int | float | None = None
+    """Step from which on the rule does not act any more, or as a number below 1 a fraction of the run."""
+    perturb: str | None = None
+    """Regular expression: only parameters with a match in their path, such as hidden/0/kernel, are perturbed."""
 
     # parallelism
     mesh: str = "auto"
@@ -159,7 +168,7 @@ class Recipe:
             _check_at_least(name, getattr(self, name), 1)
         for name in ("workers", "randaugment", "warmup_steps", "seed", "crop_padding"):
             _check_at_least(name, getattr(self, name), 0)
-        for name in ("learning_rate", "weight_decay", "rho", "alpha", "mixup", "randaugment_magnitude"):
+        for name in ("learning_rate", "weight_decay", "rho", "alpha", "eta", "mixup", "randaugment_magnitude"):
             _check_at_least(name, getattr(self, name), 0.0)
         for name in ("label_noise", "label_smoothing", "momentum", "dropout", "stochastic_depth", "validation"):
             _check_fraction(name, getattr(self, name))
@@ -169,7 +178,23 @@ class Recipe:
             raise ValueError(f"p={self.p} is out of range; pass 1 < p <= inf.")
         if self.groups != "device":
             _check_at_least("groups", self.groups, 1)
+        self._check_rule()
         self.mesh_sizes()
+
+    def _check_rule(self) -> None:
+        for name in ("start", "stop"):
+            _check_step_or_fraction(name, getattr(self, name))
+        if self.stop is not None and type(self.start) is type(self.stop) and self.stop <= self.start:
+            raise ValueError(f"stop={self.stop} is not after start={self.start}, so that the rule would never act.")
+        try:
+            re.compile(self.perturb or "")
+        except re.error as error:
+            raise ValueError(f"perturb={self.perturb!r} is not a regular expression: {error}.") from None
+        if self.groups is not None and not METHODS[self.method].takes_second_gradient:
+            raise ValueError(
+                f"groups={self.groups} perturbs each group along its own gradient, and {self.method} takes no gradient "
+                "to perturb along; leave groups out."
+            )
 
     def mesh_sizes(self) -> tuple[int, int] | None:
         """The sizes of the mesh axes ``data`` and ``fsdp``; None for all available devices on ``data``."""
@@ -313,6 +338,12 @@ def _check_name(what: str, name: Any, names: Iterable[str]) -> None:
 def _check_at_least(name: str, value: float | None, least: float) -> None:
     if value is not None and not least <= value < math.inf:
         raise ValueError(f"{name}={value} is out of range; pass {name} >= {least}.")
+
+
+def _check_step_or_fraction(name: str, value: int | float | None) -> None:
+    if isinstance(value, float) and not 0 <= value < 1:
+        raise ValueError(f"{name}={value} is out of range; pass a fraction of the run, below 1, or a whole step.")
+    _check_at_least(name, value, 0)
 
 
 def _check_fraction(name: str, value: float | None) -> None:

@@ -33,7 +33,7 @@ class TrainState(NamedTuple):
     params: Any
     stats: Any  # the model's running statistics (BatchNorm)
     opt_state: Any
-    rule_state: Any  # the rule's step count and g_v; () for the base optimizer
+    rule_state: Any  # the rule's step count and its g_v or momentum; () for the base optimizer
     key: jax.Array  # key data; all randomness of step i comes from fold_in(key, i)
 
 
@@ -144,10 +144,11 @@ def make_train_step(
 
     ``refresh`` is static: whether the rule takes its second gradient on this step, or None for the base optimizer.
 
-    The metrics are ``loss`` and ``accuracy`` of the clean pass, and the fields of the rule's ``StepInfo``
-    (``g_v_norm`` only for rules that keep g_v) or, for the base optimizer, ``grad_norm``. A refresh step computes all
-    of them in any case. On other steps the latter need one more pass over the gradient and g_v, which is taken only if
-    ``log`` is true; otherwise they are NaN. ``log`` may be traced, so that one program serves all of these steps.
+    The metrics are ``loss`` and ``accuracy`` of the clean pass (of the only one for a rule that takes one gradient, at
+    w + ε), and the fields of the rule's ``StepInfo`` (``g_v_norm`` only for rules that keep g_v) or, for the base
+    optimizer, ``grad_norm``. A refresh step computes all of them in any case. On other steps the latter need one more
+    pass over the gradient and g_v, which is taken only if ``log`` is true; otherwise they are NaN. ``log`` may be
+    traced, so that one program serves all of these steps.
     """
     layout = layout or SingleDeviceLayout()
     split = BatchSplit.of(recipe, layout.devices)
@@ -182,7 +183,7 @@ def _choose_gradient(
     refresh: bool | None,
     log: bool | jax.Array,
 ) -> tuple[Any, Any, Any, Metrics]:
-    """The value of the clean pass, the gradient for the optimizer, the new state of the rule, and further metrics."""
+    """The value of the first pass, the gradient for the optimizer, the new state of the rule, and further metrics."""
     if rule is None:
         value, g = gradient(state.params, *batch)
         return value, g, (), _if_logged(log, lambda: {"grad_norm": optax.tree.norm(g)})

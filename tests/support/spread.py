@@ -64,7 +64,7 @@ def train(recipe: Recipe, layout: Layout | None = None, steps: int = 10) -> Trai
     """Steps of the recipe on ``DATA``, in float64: the smooth model, or for any name but mlp a ResNet."""
     layout = layout or make_layout(recipe.mesh_sizes())
     model = smooth_model(recipe.dropout or 0.0) if recipe.model == "mlp" else tiny_resnet()
-    rule, tx = make_rule(recipe), make_optimizer(recipe, total_steps=steps + 1)
+    rule, tx = make_rule(recipe, steps + 1), make_optimizer(recipe, total_steps=steps + 1)
 
     def init(seed: Any) -> TrainState:
         params, stats = model.init(jax.random.key(seed))

@@ -21,6 +21,7 @@ from looksam.experiments.engine.records import program, records
 from looksam.experiments.engine.runs import Record, Run, Store, provenance
 from looksam.methods import METHODS
 from looksam.trainer.recipe import Recipe
+from looksam.trainer.rule_settings import gradients_per_step
 from looksam.trainer.run_directory import RunError
 
 Report = Callable[[str], None]
@@ -73,8 +74,8 @@ def missing(store: Store, experiments: Sequence[Stages], seeds: int) -> tuple[li
 def cost(run: Run) -> float:
     """A rough estimate of the milliseconds that a run takes on one core, to estimate the time left."""
     recipe = run.recipe
-    gradients = 4.0 if run.kind == "drift" else METHODS[recipe.method].gradients_per_step(recipe.k)
     images = (recipe.train_limit or 600) * recipe.epochs
+    gradients = 4.0 if run.kind == "drift" else gradients_per_step(recipe, max(1, images // recipe.batch_size))
     augmented = 2.0 if recipe.randaugment else 1.0
     return images * gradients * augmented * MILLISECONDS.get(recipe.model, MILLISECONDS["resnet"])
 
@@ -103,7 +104,8 @@ def describe(run: Run) -> str:
     noise = [f"noise {recipe.label_noise:g}"] if recipe.label_noise else []
     settings = METHODS[recipe.method].settings
     tuned = [f"{name} {getattr(recipe, name):g}" for name in ("rho", "alpha", "k") if name in settings]
-    parts = [run.kind, recipe.model, *noise, f"batch {recipe.batch_size}", recipe.method, *tuned]
+    late = [f"{name} {getattr(recipe, name)}" for name in ("start", "stop") if getattr(recipe, name)]
+    parts = [run.kind, recipe.model, *noise, f"batch {recipe.batch_size}", recipe.method, *tuned, *late]
     return ", ".join([*parts, f"rate {recipe.learning_rate:g}", f"seed {recipe.seed}"])
 
 

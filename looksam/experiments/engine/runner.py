@@ -20,7 +20,7 @@ from looksam.trainer.data import Dataset, Images, epoch_batches
 from looksam.trainer.optimizers import make_optimizer, make_rule
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.step import TrainState, init_state, make_eval_loss, make_eval_step, make_train_step
-from looksam.trainer.training import make_model
+from looksam.trainer.training import check_perturb, make_model
 
 SHARPNESS_RHO = 0.05  # one radius for all methods, so that the numbers compare
 SHARPNESS_IMAGES = 1200  # the first images of a set; all of digits
@@ -64,7 +64,8 @@ class Runner:
         self._data = arrays or device_arrays(dataset)
         self.steps_per_epoch = len(dataset.train) // recipe.batch_size
         self.total_steps = recipe.epochs * self.steps_per_epoch
-        self.model, self.rule = make_model(recipe, dataset), make_rule(recipe)
+        self.model, self.rule = make_model(recipe, dataset), make_rule(recipe, self.total_steps)
+        check_perturb(recipe, self.model)
         self._compile()
 
     def start(self, recipes: Sequence[Recipe]) -> "Runner":
@@ -102,12 +103,15 @@ class Runner:
 
     def step(self, i: int) -> jax.Array:
         """Step i of every run; returns the training losses."""
+        return self.take(i, self.rule.refreshes(i) if self.rule else None)
+
+    def take(self, i: int, refresh: bool | None) -> jax.Array:
+        """Takes a step on the batch of step i, with the second gradient or without; None for the base optimizer."""
         epoch, position = divmod(i, self.steps_per_epoch)
         if epoch != self._epoch:
             size, batch = len(self.dataset.train), self.recipe.batch_size
             orders = {seed: epoch_batches(size, batch, seed, epoch) for seed in set(self._seeds)}
             self._epoch, self._order = epoch, np.stack([orders[seed] for seed in self._seeds], axis=1)
-        refresh = self.rule.refreshes(i) if self.rule else None
         self.state, losses = self._step(refresh, self.state, self._data, self._order[position], self._hyperparams)
         return losses
 
@@ -134,7 +138,7 @@ class Runner:
         @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
         def step(refresh: bool | None, state: TrainState, data: Any, batch: Any, hyperparams: Any) -> tuple[Any, Any]:
             def one_run(state: TrainState, batch: jax.Array, values: Hyperparams) -> tuple[TrainState, jax.Array]:
-                rule = make_rule(self.recipe, values.rho, values.alpha)
+                rule = make_rule(self.recipe, self.total_steps, values.rho, values.alpha)
                 tx = make_optimizer(self.recipe, self.total_steps, values.learning_rate)
                 train_step = make_train_step(self.recipe, self.dataset, self.model, rule, tx)
                 state, metrics = train_step(state, data[0][batch], data[1][batch], refresh)

@@ -6,13 +6,15 @@ from typing import Any, NamedTuple
 
 import jax
 
-from looksam.bench.harness import clocked, interleave
+from looksam.bench.cycle import cycle, miniature
+from looksam.bench.harness import clocked, interleave, whole_cycles
 from looksam.bench.jax_subjects import static_steps
-from looksam.bench.measure import steps_per_turn
 from looksam.experiments.engine.runner import Runner
 from looksam.experiments.engine.runs import Store
+from looksam.trainer.optimizers import make_rule
 from looksam.trainer.plan import relative_flops
 from looksam.trainer.recipe import Recipe
+from looksam.trainer.training import total_steps
 
 STEPS = 20  # per turn, at least
 ROUNDS = 6
@@ -23,7 +25,7 @@ class Steps(NamedTuple):
     """The training steps of one method, for ``time_ratios``."""
 
     run: Callable[[int], Any]  # takes so many steps, and waits for their results
-    per_turn: int  # whole cycles of k
+    per_turn: int  # whole cycles, see ``looksam.bench.cycle``
 
 
 def time_ratios(
@@ -37,13 +39,15 @@ def time_ratios(
 
 def steps_of_runner(runner: Runner) -> Steps:
     """The steps of runs that have ended: they train on, so read their results first."""
-    per_turn = steps_per_turn(runner.recipe, STEPS)
-    step = runner.total_steps + -runner.total_steps % per_turn  # a turn starts with a refresh
+    recipe = miniature(runner.recipe, runner.total_steps)
+    length, rule = cycle(recipe), make_rule(recipe, cycle(recipe))
+    per_turn = whole_cycles(length, STEPS)
+    step = runner.total_steps + -runner.total_steps % per_turn  # a turn starts with a cycle
 
     def run(count: int) -> None:
         nonlocal step
         for _ in range(count):
-            runner.step(step)
+            runner.take(step, rule.refreshes(step % length) if rule else None)
             step += 1
         jax.block_until_ready(runner.state)
 
@@ -52,7 +56,10 @@ def steps_of_runner(runner: Runner) -> Steps:
 
 def measure(recipes: Mapping[str, Recipe], report: Callable[[str], None]) -> dict[str, Any]:
     """Time and FLOPs per step of each recipe, relative to that of ``"base"``."""
-    methods = {name: Steps(static_steps(recipe).run, steps_per_turn(recipe, STEPS)) for name, recipe in recipes.items()}
+    short = {name: miniature(recipe, total_steps(recipe)) for name, recipe in recipes.items()}
+    methods = {
+        name: Steps(static_steps(recipe).run, whole_cycles(cycle(recipe), STEPS)) for name, recipe in short.items()
+    }
     ratios = time_ratios(methods, ROUNDS, report)
     return {"ratios": ratios, "flops": {name: round(relative_flops(recipe), 4) for name, recipe in recipes.items()}}
 

@@ -95,11 +95,14 @@ def own_settings(recipe: Recipe, method: str) -> Settings:
 
 
 def grid_around(recipe: Recipe, method: str) -> list[Settings]:
-    """Eight settings around the recipe's own ρ, for methods without a grid of their own: equal effort for each."""
-    own = own_settings(recipe, method)
-    if "alpha" in own:
-        return [own | {"rho": recipe.rho * f, "alpha": a} for f in (0.5, 1, 2, 4) for a in (0.3, 0.7)]
-    return [own | {"rho": recipe.rho * f} for f in (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4)]
+    """Eight settings, for methods without a grid of their own: equal effort for each.
+
+    The recipe's own ρ is taken for SAM's; with an α, there are fewer ρ, as that is what such methods depend on.
+    """
+    own, rho, strengths = own_settings(recipe, method), recipe.rho * METHODS[method].radius, METHODS[method].strengths
+    if strengths:
+        return [own | {"rho": rho * f, "alpha": alpha} for f in (1, 2) for alpha in strengths]
+    return [own | {"rho": rho * f} for f in (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4)]
 
 
 def tuning_stages(studies: Iterable[Study], store: Store, methods: Sequence[str]) -> Iterator[list[Run]]:

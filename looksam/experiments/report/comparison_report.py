@@ -9,7 +9,7 @@ import numpy as np
 from looksam.experiments.engine.statistics import mean_and_standard_error
 from looksam.experiments.report.plot_data import style
 from looksam.experiments.report.text import lines_markdown, lines_text
-from looksam.methods import METHODS
+from looksam.methods import label, parse_row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,7 +65,7 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
 def _row(method: str, outcome: dict[str, Any]) -> tuple[str, ...]:
     settings, (_, time_ratio, _) = outcome["settings"], outcome["time_ratio"]
     return (
-        METHODS[method].display(settings.get("k", "k")),
+        label(method, k=settings.get("k")),
         f"{settings['rho']:g}" if "rho" in settings else "–",
         f"{settings['alpha']:g}" if "alpha" in settings else "–",
         mean_and_error(outcome["accuracy"], 2),
@@ -76,11 +76,17 @@ def _row(method: str, outcome: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+def _looks(row: str) -> dict[str, Any]:
+    """Colour and marker of the method; a rule that starts late has hollow markers and dashed lines."""
+    method, late = style(parse_row(row).method.name), bool(parse_row(row).start)
+    hollow = {"markerfacecolor": "white", "linestyle": "--"} if late else {}
+    return {"color": method.colour, "marker": method.marker, **hollow}
+
+
 def _draw_cost(axes: "Axes", result: dict[str, Any]) -> None:
     for method, outcome in result["methods"].items():
-        colour, marker = style(method).colour, style(method).marker
         mean, error = mean_and_standard_error(outcome["accuracy"])
-        axes.errorbar(outcome["time_ratio"][1], mean, error, color=colour, marker=marker, markersize=8, capsize=3)
+        axes.errorbar(outcome["time_ratio"][1], mean, error, **_looks(method), markersize=8, capsize=3)
     axes.set(xlabel="time per step, relative to base", ylabel="test accuracy, %")
     axes.margins(0.1)
     axes.set_title(title(result), loc="left", fontsize=9)
@@ -90,11 +96,10 @@ def _draw_cost(axes: "Axes", result: dict[str, Any]) -> None:
 def _draw_curves(axes: "Axes", result: dict[str, Any]) -> None:
     epochs = result["curve_epochs"]
     for method, outcome in result["methods"].items():
-        colour, marker = style(method).colour, style(method).marker
+        looks, name = _looks(method), label(method, k=outcome["settings"].get("k"))
         mean, error = mean_and_standard_error(np.array(outcome["curve"]).T)
-        label = METHODS[method].display(outcome["settings"].get("k", "k"))
-        axes.plot(epochs, mean, color=colour, marker=marker, markersize=4, label=label)
-        axes.fill_between(epochs, mean - error, mean + error, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(epochs, mean, **looks, markersize=4, label=name)
+        axes.fill_between(epochs, mean - error, mean + error, color=looks["color"], alpha=0.2, linewidth=0)
     axes.set(xlabel="epoch", ylabel="test accuracy, %")
     axes.legend(fontsize=8)
     axes.grid(alpha=0.25)

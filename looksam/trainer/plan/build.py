@@ -26,6 +26,7 @@ from looksam.trainer.plan.chips import (
 from looksam.trainer.plan.flops import cost, count
 from looksam.trainer.plan.program import Cost
 from looksam.trainer.recipe import Recipe
+from looksam.trainer.rule_settings import window
 from looksam.trainer.training import FAST_COMPILE, total_steps, trace_step
 
 VERSION = 1  # of a plan as data; a new one where the meaning of a key changes or a key goes
@@ -41,13 +42,16 @@ def make_plan(recipe: Recipe, chip: Chip, utilisation: float, report: Callable[[
     check_devices(data * fsdp, jax.device_count())
     devices = make_layout(recipe.mesh_sizes()).devices
     BatchSplit.of(recipe, devices)  # raises before any time is spent
-    steps = min(total_steps(recipe), recipe.steps or total_steps(recipe))
+    total = total_steps(recipe)
+    steps = min(total, recipe.steps or total)
+    active = window(recipe, total).share(steps)
     return as_data(
         recipe,
-        _costs(recipe, report),
+        _costs(recipe, active, report),
         chip=chip,
         devices=devices,
         steps=steps,
+        active=active,
         backend=jax.default_backend(),
         utilisation=utilisation,
     )
@@ -55,7 +59,8 @@ def make_plan(recipe: Recipe, chip: Chip, utilisation: float, report: Callable[[
 
 def relative_flops(recipe: Recipe) -> float:
     """Returns the FLOPs of the recipe's mean step, relative to those of the base optimizer. Compiles nothing."""
-    shares = METHODS[recipe.method].programs(recipe.k)
+    total = total_steps(recipe)
+    shares = METHODS[recipe.method].programs(recipe.k, window(recipe, total).share(total))
     return sum(share * _flops(recipe, program) for program, share in shares.items()) / _flops(recipe, "base")
 
 
@@ -74,9 +79,10 @@ def _recipe_of(program: str, recipe: Recipe) -> Recipe:
     return recipe.replace(method="base") if program == "base" else recipe
 
 
-def _costs(recipe: Recipe, report: Callable[[str], None]) -> dict[str, Cost]:
+def _costs(recipe: Recipe, active: float, report: Callable[[str], None]) -> dict[str, Cost]:
     """Two programs are compiled at a time, the longest one first: the compiler uses one core for each."""
-    needed = {program for shares in compared_programs(recipe.method, recipe.k).values() for program in shares}
+    compared = compared_programs(recipe.method, recipe.k, active).values()
+    needed = {program for shares in compared for program in shares}
     names = [name for name in REFRESH if name in needed]
     longest_first = sorted(names, key=lambda name: name != "refresh")
     with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
@@ -101,6 +107,7 @@ def as_data(
     steps: int,
     backend: str,
     utilisation: float = DEFAULT_UTILISATION,
+    active: float = 1.0,
 ) -> dict[str, Any]:
     """Returns everything that ``looksam plan`` prints.
 
@@ -112,10 +119,12 @@ def as_data(
       steps: the steps of the whole run.
       backend: the one that the programs were compiled for.
       utilisation: the share of the chip's peak that matrix products reach.
+      active: the share of the steps on which the recipe's rule acts.
     """
     times = {name: seconds(cost, chip, recipe.dtype, utilisation) for name, cost in costs.items()}
-    methods = estimates(times, recipe.method, recipe.k, steps)
-    rows = notes.paper_times(recipe, [estimate.method for estimate in methods])
+    methods = estimates(times, recipe.method, recipe.k, steps, active)
+    whole = [estimate.method for estimate in methods if active == 1 or estimate.method != recipe.method]
+    rows = notes.paper_times(recipe, whole)  # the paper's rules act on all steps
     is_papers_run = recipe.epochs == notes.PAPER_EPOCHS and recipe.steps is None
     run_flops = costs["base"].flops * devices * steps
     return {
@@ -127,12 +136,14 @@ def as_data(
         "utilisation": utilisation,
         "backend": backend,
         "steps": steps,
+        "active": active,
         "programs": {name: _program(costs[name], times[name]) for name in costs},
         "methods": [_method(estimate, devices / chip.devices) for estimate in methods],
         "paper": [dataclasses.asdict(row) | {"ratios": row.ratios} for row in rows],
         "notes": [
             *notes.paper_differences(methods, rows, recipe.k),
             *(notes.implied_utilisation(rows, run_flops) if is_papers_run else []),
+            *notes.active_steps(recipe, active),
             *notes.caveats(recipe, costs, chip, devices, backend, utilisation),
         ],
     }

@@ -136,21 +136,22 @@ def seconds(cost: Cost, chip: Chip, dtype: str, utilisation: float) -> Seconds:
     )
 
 
-def compared_programs(method: str, k: int) -> dict[str, dict[str, float]]:
+def compared_programs(method: str, k: int, active: float = 1.0) -> dict[str, dict[str, float]]:
     """Returns the programs, as shares of the steps, of base, of the rule on every step, and of the method itself.
 
+    The method itself acts on the share ``active`` of the steps.
     The program of ``sam`` or ``layer_sam`` is taken to be the refresh program of the recipe's own method: the same two
     gradients. That also projects and keeps g_v, which costs no matrix product and one more array of state.
     """
     names = dict.fromkeys(("base", METHODS[method].every_step or "base", method))
-    return {name: METHODS[name].programs(k) for name in names}
+    return {name: METHODS[name].programs(k, active if name == method else 1.0) for name in names}
 
 
-def estimates(programs: Mapping[str, Seconds], method: str, k: int, steps: int) -> list[Estimate]:
+def estimates(programs: Mapping[str, Seconds], method: str, k: int, steps: int, active: float = 1.0) -> list[Estimate]:
     """Estimates the times of base, of the rule on every step, and of the method; ``programs`` has those they run."""
     return [
         _estimate(name, programs, shares, programs["base"], steps)
-        for name, shares in compared_programs(method, k).items()
+        for name, shares in compared_programs(method, k, active).items()
     ]
 
 

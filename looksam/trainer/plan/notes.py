@@ -110,6 +110,17 @@ def implied_utilisation(rows: list[PaperTimes], run_flops: float) -> list[str]:
     return []
 
 
+def active_steps(recipe: Recipe, active: float) -> list[str]:
+    """Reports on which share of the steps the rule acts, if not on all."""
+    if active == 1:
+        return []
+    stop = "" if recipe.stop is None else f", stop={recipe.stop}"
+    return [
+        f"With start={recipe.start}{stop}, {recipe.method} acts on {active:.1%} of the steps; the others run the reuse "
+        f"program, which then reuses nothing."
+    ]
+
+
 def caveats(
     recipe: Recipe, costs: Mapping[str, Cost], chip: Chip, devices: int, backend: str, utilisation: float
 ) -> list[str]:

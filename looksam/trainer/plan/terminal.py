@@ -66,7 +66,7 @@ def _methods(plan: dict[str, Any]) -> str:
 
 def _method(method: dict[str, Any], plan: dict[str, Any]) -> tuple[str, ...]:
     return (
-        METHODS[method["method"]].display(plan["recipe"]["k"]),
+        _name(method["method"], plan),
         number(method["seconds"]),
         number(method["hours"]),
         number(method["chip_hours"]),
@@ -75,6 +75,12 @@ def _method(method: dict[str, Any], plan: dict[str, Any]) -> tuple[str, ...]:
         f"{method['ratio_overlapped']:.2f}",
         *(_paper_entry(row, method["method"]) for row in plan["paper"]),
     )
+
+
+def _name(method: str, plan: dict[str, Any]) -> str:
+    recipe, active = plan["recipe"], plan["active"]
+    late = f", {active:.3g} of the steps" if method == recipe["method"] and active < 1 else ""
+    return METHODS[method].display(recipe["k"]) + late
 
 
 def _paper_header(row: dict[str, Any], batch_size: int) -> str:
