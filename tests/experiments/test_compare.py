@@ -45,7 +45,7 @@ def test_tuning_does_not_read_the_test_set(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["digit"], "did you mean digits"), (["--seeds", "0"], "at least 1"), (["--methods", "sgd"], "invalid choice")],
+    [(["digit"], "did you mean digits"), (["--seeds", "0"], "at least 1"), (["--methods", "sgd"], "row 'sgd' names no method")],
 )
 def test_bad_arguments(arguments, message, tmp_path, capsys):
     try:

@@ -137,7 +137,7 @@ def test_a_step_of_drift_is_the_trainers():
     dataset, _ = held_out_and_test(recipe)
     model, train = regression(recipe, dataset), dataset.train
     images, labels = jnp.asarray(train.images), jnp.asarray(train.labels)
-    rule, tx = make_rule(recipe), make_optimizer(recipe, 16)
+    rule, tx = make_rule(recipe, 16), make_optimizer(recipe, 16)
     state = init_state(jax.random.key(0), model, rule, tx)
     trainers = jax.jit(make_train_step(recipe, dataset, model, rule, tx), static_argnums=3)
     ours = engine_records._make_drift_step(recipe, dataset, model, 16, images, labels)

@@ -5,7 +5,6 @@ import types
 import pytest
 
 from looksam.bench import harness
-from looksam.bench.measure import steps_per_turn
 from looksam.experiments import small_scale
 from looksam.experiments.engine import timer
 from looksam.trainer.recipe import Recipe
@@ -30,19 +29,32 @@ def test_ratios_are_rounded_quartiles_of_the_wall_time(monkeypatch):
 
 def test_the_steps_of_a_runner_continue_after_its_run():
     taken = []
-    runner = types.SimpleNamespace(recipe=Recipe(method="look_sam", k=7), total_steps=30, step=taken.append, state=())
+    runner = types.SimpleNamespace(recipe=Recipe(method="look_sam", k=7), total_steps=30, state=())
+    runner.take = lambda step, refresh: taken.append((step, refresh))
     steps = timer.steps_of_runner(runner)
     for _ in range(2):
         steps.run(steps.per_turn)
-    assert taken == list(range(42, 84))  # two turns of 21 steps, from a multiple of 21 on
+    assert taken == [(step, step % 7 == 0) for step in range(42, 84)]  # two turns of 21, from a multiple of 21 on
 
 
 @pytest.mark.parametrize(
-    ("method", "k", "steps"),
-    [("base", 5, 20), ("sam", 7, 20), ("look_sam", 7, 21), ("sam_k", 1, 20), ("look_sam", 50, 50)],
+    ("settings", "turn"),
+    [
+        ({"method": "base", "start": 0.8}, [None] * 20),
+        ({"method": "sam"}, [True] * 20),
+        ({"method": "sam", "start": 0.8}, [False] * 16 + [True] * 4),
+        ({"method": "look_sam", "start": 240}, [False] * 20 + [True, *[False] * 4]),  # of 300 steps
+        ({"method": "sam_k", "start": 0.25, "stop": 0.75}, [False] * 5 + [True, *[False] * 4] * 2 + [False] * 5),
+    ],
 )
-def test_a_turn_has_whole_cycles_of_k(method, k, steps):
-    assert steps_per_turn(Recipe(method=method, k=k), 20) == steps
+def test_a_turn_of_a_runner_has_the_steps_of_the_run_in_their_share(settings, turn):
+    """Though the run has ended, and the rule would act on all steps after that, or on none."""
+    taken = []
+    runner = types.SimpleNamespace(recipe=Recipe(k=5, **settings), total_steps=300, state=())
+    runner.take = lambda step, refresh: taken.append(refresh)
+    steps = timer.steps_of_runner(runner)
+    steps.run(steps.per_turn)
+    assert taken == turn
 
 
 def test_timed_rows_are_recipes():

@@ -65,17 +65,21 @@ def test_lamb_steps_by_the_norm_of_each_tensor():
 
 @pytest.mark.parametrize(
     ("method", "cost"),
-    [("base", 1), ("sam", 2), ("sam_k", 1.25), ("look_sam", 1.25), ("layer_sam", 2), ("look_layer_sam", 1.25)],
+    [
+        *(("base", 1), ("sam", 2), ("sam_k", 1.25), ("look_sam", 1.25), ("layer_sam", 2), ("look_layer_sam", 1.25)),
+        *(("asam", 2), ("gsam", 2), ("msam", 1)),
+    ],
 )
 def test_rules_are_those_the_recipe_names(method, cost):
-    recipe = Recipe(method=method, rho=0.2, alpha=0.3, k=4)
+    recipe = Recipe(method=method, rho=0.2, alpha=0.3, k=4, eta=0.1, momentum=0.8)
     assert METHODS[recipe.method].gradients_per_step(recipe.k) == cost
-    rule = make_rule(recipe)
+    rule = make_rule(recipe, 100)
     if method == "base":
         assert rule is None
         return
     options = {"k": 4} if cost == 1.25 else {}
-    options |= {"alpha": 0.3} if method.startswith("look") else {}
+    options |= {"alpha": 0.3} if method.startswith(("look", "gsam")) else {}
+    options |= {"asam": {"eta": 0.1}, "msam": {"momentum": 0.8}}.get(method, {})
     twin = getattr(looksam, method)(0.2, **options)
     value_and_grad = jax.value_and_grad(lambda w: jnp.sum(w["kernel"] ** 4) + jnp.sum(w["bias"] ** 2))
     state = rule.init(PARAMS)
