@@ -92,3 +92,10 @@ def test_turns_are_long_enough_and_whole_cycles(result, monkeypatch):
     turns = dict(LINES)
     assert turns["static/base"] == [10, 10, 48, 48]  # two to find that out
     assert turns["static/look_sam"] == [50, 50]
+
+
+def test_a_late_rule_has_turns_of_whole_miniature_runs(result):
+    LINES.clear()
+    late = measure.measure("digits", RECIPE, choose(RECIPE, ["look_sam_5@0.8"], ["static"]).cases, rounds=1)
+    assert dict(LINES)["static/look_sam_5@0.8"] == [25, 25]
+    assert late["rows"][1]["method"] == "LookSAM-5, last 20 %"

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from looksam.bench import jax_subjects, subjects, torch_subjects
+from looksam.bench.cycle import miniature
 from looksam.bench.subjects import FORMS, Case, choose
 from looksam.methods import settings_of
 from looksam.trainer.optimizers import make_optimizer
@@ -35,6 +36,9 @@ def test_every_form_has_its_methods_and_its_base():
         *("torch/base", "pytorch_optimizer/sam", "pytorch_optimizer/look_sam")
     ]
     assert names(DIGITS, ["layer_sam"], ["optax"]) == []
+    new = ("asam", "gsam", "msam", "sam@0.8", "look_sam_5@0.8")
+    assert names(DIGITS, new, ["static"])[1:] == [f"static/{row}" for row in new]
+    assert names(DIGITS, new, ["traced"])[1:] == ["traced/sam@0.8", "traced/look_sam_5@0.8"]
 
 
 def test_a_row_may_name_its_period():
@@ -42,6 +46,14 @@ def test_a_row_may_name_its_period():
     assert (case.recipe.method, case.recipe.k, case.method) == ("look_sam", 10, "LookSAM-10")
     assert choose(DIGITS, ["look_sam"], ["static"]).cases[1].method == "LookSAM-3"
     assert names(DIGITS, ["look_sam_1"], ["traced"]) == []  # with k = 1 nothing is left to trace
+
+
+def test_a_row_may_name_its_start():
+    case = choose(DIGITS, ["look_sam_5@0.8"], ["static"]).cases[1]
+    assert (case.recipe.method, case.recipe.start, case.method) == ("look_sam", 0.8, "LookSAM-5, last 20 %")
+    cases, skipped = choose(DIGITS, ["sam", "sam@0.8"], ["optax"])
+    assert [case.name for case in cases] == ["static/base", "optax/sam"]
+    assert skipped == ["optax.contrib.sam is skipped for sam@0.8: it has no start and no stop"]
 
 
 def test_cases_are_compared_with_the_base_of_their_framework():
@@ -75,6 +87,8 @@ def test_what_is_not_installed_is_skipped_with_a_line(monkeypatch):
         ("torch", {"mesh": "data=2"}, "it has no mesh=data=2"),
         ("traced", {"groups": 2}, "it has no groups=2"),
         ("optax", {"p": 3.0}, "it has no p=3.0"),
+        ("torch", {"perturb": "kernel"}, "it has no perturb='kernel'"),  # paths have other names there
+        ("traced", {"perturb": "kernel"}, ""),
         ("static", {"optimizer": "lamb", "dtype": "bfloat16", "microbatch": 4, "groups": 2, "p": 3.0}, ""),
         ("torch", {"p": 3.0, "optimizer": "adamw"}, ""),
     ],
@@ -87,7 +101,7 @@ def test_what_a_form_cannot_do_is_said(form, changes, reason):
 
 
 def build(form, row, recipe=DIGITS, **options):
-    case = Case(form, row, recipe.replace(**settings_of(row)), **options)
+    case = Case(form, row, miniature(recipe.replace(**settings_of(row)), total_steps=1000), **options)
     module, _, function = FORMS[form].target.partition(":")
     return getattr({"jax_subjects": jax_subjects, "torch_subjects": torch_subjects}[module], function)(
         **case.arguments(*SHAPE.values())
@@ -119,11 +133,31 @@ def test_all_jax_forms_of_a_method_take_the_same_steps():
 
 
 @pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize(("row", "gradients"), [("sam@0.8", 1.2), ("look_sam_5@0.8", 1.04), ("msam@0.75", 1.0)])
+def test_a_late_rule_runs_in_miniature_and_begins_anew(row, gradients):
+    """Static and traced steps agree over two cycles, and the second begins with plain steps again."""
+    static, traced = build("static", row), build("traced", row)
+    recipe = miniature(DIGITS.replace(**settings_of(row)), 1000)
+    assert recipe.start < recipe.steps == static._cycle
+    for subject in (static, traced):
+        subject.run(2 * recipe.steps)
+        assert subject.facts()["gradients"] == pytest.approx(gradients)
+        assert int(subject._state.rule_state.count) == recipe.steps
+    np.testing.assert_allclose(flat(traced._state.params), flat(static._state.params), rtol=1e-4, atol=1e-5)
+    plain = build("static", "base")
+    plain.run(recipe.start)
+    late = build("static", row)
+    late.run(recipe.start)
+    np.testing.assert_array_equal(flat(late._state.params), flat(plain._state.params))
+
+
+@pytest.mark.usefixtures("as_users_run_it")
 @pytest.mark.parametrize(
     ("form", "row", "store_dtype", "copies"),
     [
         *(("static", "base", None, 0.0), ("static", "sam", None, 0.0), ("static", "look_sam", None, 1.0)),
         *(("static", "look_sam", "bfloat16", 0.5), ("traced", "look_sam", None, 1.0)),
+        *(("static", "gsam", None, 0.0), ("static", "msam", None, 1.0), ("static", "msam", "bfloat16", 0.5)),
         *(("optax", "sam", None, 1.0), ("optax_opaque", "sam", None, 0.0)),
     ],
 )
