@@ -31,6 +31,33 @@ def test_methods_side_by_side_with_lamb(tmp_path, capsys):
     assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_rows_may_name_their_period_and_start(tmp_path, capsys):
+    rows = ["base", "sam_3", "sam@0.5", "look_sam_2@0.75", "asam", "msam"]
+    short = ["--epochs", "4", "--batch-size", "200", "--seeds", "2", "--rounds", "1", "--out", str(tmp_path)]
+    assert main(["compare", "digits", "--methods", *rows, *short]) == 0
+    result = json.loads((tmp_path / "results.json").read_text())["digits"]
+    gradients = {row: outcome["gradients_per_step"] for row, outcome in result["methods"].items()}
+    assert gradients == pytest.approx(dict(zip(rows, (1, 4 / 3, 1.5, 1.125, 2, 1), strict=True)))
+    settings = {row: outcome["settings"] for row, outcome in result["methods"].items()}
+    assert settings["sam@0.5"] == {"rho": 0.3, "start": 0.5}  # tuned for SAM
+    assert settings["look_sam_2@0.75"] == {"rho": 0.2, "alpha": 0.3, "k": 2, "start": 0.75}
+    assert settings["msam"] == {"rho": 0.2}  # the recipe's own
+    curves = {row: np.array(outcome["curve"]) for row, outcome in result["methods"].items()}
+    np.testing.assert_array_equal(curves["sam@0.5"][:2], curves["base"][:2])  # of the epochs before its start
+    assert (curves["sam@0.5"][2:] != curves["base"][2:]).any()
+    table = capsys.readouterr().out
+    assert all(f"{name}  " in table for name in ("SAM-3", "SAM, last 50 %", "LookSAM-2, last 25 %", "MSAM"))
+
+
+@pytest.mark.parametrize("row", ["sam@0.5", "gsam", "msam"])
+def test_other_rows_are_tuned_too(row, tmp_path):
+    arguments = ["compare", "digits", "--tune", "--methods", row, "--epochs", "2", "--seeds", "1", "--json"]
+    assert main([*arguments, "--validation", "0.25", "--out", str(tmp_path)]) == 0
+    tuning = json.loads((tmp_path / "tuning.json").read_text())["digits"]["methods"][row]
+    assert len(tuning["grid"]) == 8 and tuning["selected"] in tuning["grid"]
+    assert all(setting.get("start") == (0.5 if "@" in row else None) for setting in tuning["grid"])
+
+
 def test_tuning_does_not_read_the_test_set(tmp_path, capsys):
     arguments = ["compare", "digits", "--tune", "--methods", "sam", "--epochs", "1", "--seeds", "1"]
     assert main([*arguments, "--out", str(tmp_path)]) == 1
@@ -45,7 +72,11 @@ def test_tuning_does_not_read_the_test_set(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["digit"], "did you mean digits"), (["--seeds", "0"], "at least 1"), (["--methods", "sgd"], "row 'sgd' names no method")],
+    [
+        (["digit"], "did you mean digits"),
+        (["--seeds", "0"], "at least 1"),
+        (["--methods", "sgd"], "row 'sgd' names no method"),
+    ],
 )
 def test_bad_arguments(arguments, message, tmp_path, capsys):
     try:

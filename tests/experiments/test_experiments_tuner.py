@@ -141,11 +141,17 @@ def test_what_is_not_trained_is_not_reported(tmp_path):
     assert accuracies(store, SMALL.recipe, 3) == [80.0, 70.0, 82.0]
 
 
+# The smallest and the largest ρ that a method tries, relative to the recipe's.
+RADII = {"look_sam": (1, 2), "look_layer_sam": (1, 2), "gsam": (1, 2), "asam": (2.5, 40), "msam": (0.625, 10)}
+
+
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "base"])
 def test_a_grid_around_a_recipe_has_eight_settings_of_the_method(method):
     recipe = Recipe(rho=0.2, alpha=0.6, k=3)
     grid = grid_around(recipe, method)
     assert len({tuple(setting.items()) for setting in grid}) == 8
+    radii = {setting["rho"] / 0.2 for setting in grid}
+    assert (min(radii), max(radii)) == pytest.approx(RADII.get(method, (0.25, 4)))
     own = own_settings(recipe, method)
     assert all(setting.keys() == own.keys() for setting in grid)
     assert own == {name: getattr(recipe, name) for name in METHODS[method].settings if name in ("rho", "alpha", "k")}

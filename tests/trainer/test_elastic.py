@@ -32,9 +32,9 @@ def smooth(monkeypatch):
     monkeypatch.setattr(training, "load", lambda recipe: spread.DATA)
 
 
-def state_of(folder):
+def state_of(folder, recipe):
     with contextlib.closing(Checkpoints(folder / "checkpoints", keep=2, read_only=True)) as checkpoints:
-        return checkpoints.restore(Training(RECIPE).programs.abstract_state)
+        return checkpoints.restore(Training(recipe).programs.abstract_state)
 
 
 def lines(folder, split):
@@ -50,16 +50,17 @@ def same_lines(ours, theirs):
         assert abs(a["loss"] - b["loss"]) < 1e-9
 
 
-def test_a_run_moves_from_mesh_to_mesh(smooth, tmp_path):
-    whole, moved, reported = tmp_path / "whole", tmp_path / "moved", []
-    run(RECIPE.replace(steps=END), whole, quiet=True)
+@pytest.mark.parametrize("method", ["look_layer_sam", "msam"])  # which keep g_v and the momentum v
+def test_a_run_moves_from_mesh_to_mesh(smooth, method, tmp_path):
+    whole, moved, reported, recipe = tmp_path / "whole", tmp_path / "moved", [], RECIPE.replace(method=method)
+    run(recipe.replace(steps=END), whole, quiet=True)
     shutil.copytree(whole, moved)
     for step in (6, 9, END):
         shutil.rmtree(moved / "checkpoints" / str(step))
     for steps, mesh, microbatch in LEGS:
-        run(RECIPE.replace(steps=steps, mesh=mesh, microbatch=microbatch), moved, quiet=True, report=reported.append)
+        run(recipe.replace(steps=steps, mesh=mesh, microbatch=microbatch), moved, quiet=True, report=reported.append)
     assert reported == [f"resuming from step {step} in {moved}" for step in (START, 6, 9)]
-    (step, ours, _), (whole_step, theirs, _) = state_of(moved), state_of(whole)
+    (step, ours, _), (whole_step, theirs, _) = state_of(moved, recipe), state_of(whole, recipe)
     assert step == whole_step == END
     assert theirs.params["in"].dtype == np.float64
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-9), ours, theirs)

@@ -3,6 +3,7 @@
 import ast
 import csv
 import dataclasses
+import json
 import pathlib
 import re
 import subprocess
@@ -123,6 +124,10 @@ def test_digits_are_tuned_with_equal_effort():
 def test_small_photo_recipes():
     check("cifar100-small-resnet", dataset="cifar100", model="resnet_small", optimizer="sgdm", crop_padding=4)
     check("cifar100-small-vit", dataset="cifar100", model="vit", optimizer="adamw", crop_padding=4)
+    for name, table in (("cifar100-small-resnet", "cifar100"), ("cifar100-small-vit", "vit")):
+        with open(FOLDER.parents[2] / "results" / table / "table-2.csv") as file:
+            selected = {(row["ρ"], row["α"]) for row in csv.DictReader(file) if row["method"] == "LookSAM-5"}
+        assert selected == {(f"{find(name).recipe.rho:g}", f"{find(name).recipe.alpha:g}")}
     check("cifar100-64k", dataset="cifar100", batch_size=65536, across_epochs=True, randaugment=2, mixup=0.2)
     check("cifar100-64k", optimizer="lamb", method="look_layer_sam", rho=1.0, learning_rate=2e-2, weight_decay=0.2)
     check(
@@ -263,6 +268,42 @@ def test_json_that_is_no_recipe():
         Recipe.from_json('{"rh": 1}')
     with pytest.raises(TypeError, match="epochs='3' has the wrong type; pass a whole number"):
         Recipe.from_json('{"epochs": "3"}')
+
+
+def test_a_recipe_of_before_has_the_defaults_of_new_settings():
+    new = ("eta", "start", "stop", "perturb")
+    settings = {name: value for name, value in Recipe(method="sam").to_dict().items() if name not in new}
+    assert Recipe.from_json(json.dumps(settings)) == Recipe(method="sam")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"start": -1}, "start=-1 is out of range; pass start >= 0"),
+        ({"start": 1.0}, "start=1.0 is out of range; pass a fraction of the run, below 1, or a whole step"),
+        ({"stop": 1.5}, "stop=1.5 is out of range"),
+        ({"start": float("nan")}, "start=nan is out of range"),
+        ({"start": 5, "stop": 5}, "stop=5 is not after start=5"),
+        ({"start": 0.5, "stop": 0.25}, "stop=0.25 is not after start=0.5"),
+        ({"eta": -0.1}, "eta=-0.1 is out of range"),
+        ({"perturb": "kernel("}, r"perturb='kernel\(' is not a regular expression: missing \)"),
+        (
+            {"method": "msam", "groups": 2},
+            "groups=2 perturbs each group .* and msam takes no gradient .* leave groups out",
+        ),
+        ({"method": "msam", "groups": "device"}, "groups=device perturbs"),
+    ],
+)
+def test_settings_of_a_rule_that_do_not_fit(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Recipe(**settings)
+
+
+@pytest.mark.parametrize(("text", "value"), [("0.8", 0.8), ("0", 0), ("120", 120)])
+def test_a_start_is_a_step_or_a_fraction(text, value):
+    wanted = next(field.type for field in dataclasses.fields(Recipe) if field.name == "start")
+    assert parse(text, wanted) == value
+    assert type(parse(text, wanted)) is type(value)
 
 
 def test_an_unknown_method_is_answered_with_near_ones():

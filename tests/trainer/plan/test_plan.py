@@ -92,6 +92,21 @@ def test_which_programs_a_method_runs(method, k, shares):
     assert compared_programs(method, k) == shares
 
 
+@pytest.mark.parametrize(
+    ("method", "shares"),
+    [
+        ("base", {"base": {"base": 1}}),
+        ("sam", {"base": {"base": 1}, "sam": {"refresh": 0.2, "reuse": 0.8}}),
+        ("look_sam", {"base": {"base": 1}, "sam": {"refresh": 1}, "look_sam": {"refresh": 0.04, "reuse": 0.96}}),
+        ("msam", {"base": {"base": 1}, "msam": {"refresh": 0.2, "reuse": 0.8}}),
+    ],
+)
+def test_a_late_method_runs_its_programs_on_a_share_of_the_steps(method, shares):
+    found = compared_programs(method, 5, active=0.2)
+    assert found.keys() == shares.keys()
+    assert all(found[name] == pytest.approx(shares[name]) for name in shares)
+
+
 def test_a_method_takes_the_time_of_its_cycle():
     """Five steps of Look-LayerSAM-5 are one refresh and four reuse steps, added up."""
     programs = {"base": Seconds(3.0, 1.0, 0.5), "refresh": Seconds(6.0, 1.1, 9.0), "reuse": Seconds(3.1, 1.2, 0.5)}
@@ -215,8 +230,77 @@ def test_caveats_appear_only_where_they_apply():
     assert "cpu back end computes bfloat16 in float32" in notes_of(recipe.replace(dtype="bfloat16"))
 
 
+def test_a_late_rule_costs_the_share_of_steps_on_which_it_acts():
+    recipe = recipes.find(LARGE).recipe.replace(start=0.8)
+    whole, late = make_plan(recipe), make_plan(recipe, active=0.2)
+    base, layer, look = late["methods"]
+    assert (whole["active"], late["active"]) == (1.0, 0.2)
+    assert look["programs"] == pytest.approx({"refresh": 0.04, "reuse": 0.96})
+    times = {name: program["seconds"]["sequential"] for name, program in late["programs"].items()}
+    assert look["hours"] == pytest.approx((0.04 * times["refresh"] + 0.96 * times["reuse"]) * 11_700 / 3600)
+    assert (base, layer) == tuple(whole["methods"][:2])  # the others act on all steps
+    assert "With start=0.8, look_layer_sam acts on 20.0% of the steps; the others run the reuse program" in " ".join(
+        late["notes"]
+    )
+    text = terminal.as_text(LARGE, late)
+    line = next(line for line in text.splitlines() if line.startswith("Look-LayerSAM-5, 0.2 of the steps"))
+    assert line.endswith("–") and "acts on" not in " ".join(whole["notes"])  # the paper's hours are not of this
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize(
+    ("settings", "copies", "gradients", "programs"),
+    [
+        ({"method": "msam"}, 1, 1, {"base", "refresh"}),
+        ({"method": "gsam"}, 0, 2, {"base", "refresh"}),
+        ({"method": "sam", "start": 6}, 0, 2, {"base", "refresh", "reuse"}),
+        ({"method": "look_sam", "start": 0.5}, 1, 2, {"base", "refresh", "reuse"}),
+    ],
+)
+def test_memory_and_flops_of_the_programs_of_a_rule(settings, copies, gradients, programs):
+    """MSAM keeps one copy of the parameters, its momentum, and takes one gradient."""
+    recipe = Recipe(dataset="digits", batch_size=50, epochs=1, mesh="data=1", **settings)
+    result = plan.make_plan(recipe, find_chip("a100"), 0.4, lambda line: None)
+    assert result["programs"].keys() == programs
+    base, refresh = (result["programs"][name] for name in ("base", "refresh"))
+    parameters = 4 * (8_320 + 2 * 16_512 + 1_290)
+    grown = refresh["memory"]["arguments"] - base["memory"]["arguments"]
+    assert grown == pytest.approx(copies * parameters, abs=64)  # besides counts and norms
+    assert refresh["flops"] == gradients * base["flops"]
+    assert result["active"] == (0.5 if "start" in settings else 1.0)
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_a_plan_of_the_first_steps_has_their_share():
+    """A run of 12 steps that stops after 8, with a rule from step 6 on."""
+    recipe = Recipe(dataset="digits", batch_size=50, epochs=1, mesh="data=1", method="sam", start=0.5, steps=8)
+    result = plan.make_plan(recipe, find_chip("a100"), 0.4, lambda line: None)
+    assert (result["steps"], result["active"]) == (8, 0.25)
+    with pytest.raises(ValueError, match="start=12 is step 12 of a run of 12 steps"):
+        plan.make_plan(recipe.replace(start=12), find_chip("a100"), 0.4, lambda line: None)
+    with pytest.raises(ValueError, match="perturb='x' matches none of the parameters"):
+        plan.make_plan(recipe.replace(perturb="x"), find_chip("a100"), 0.4, lambda line: None)
+
+
 def notes_of(recipe, costs=None, **options):
     return " ".join(make_plan(recipe, costs, **options)["notes"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "ratio"),
+    [
+        ({"method": "asam"}, 2.0),
+        ({"method": "gsam"}, 2.0),
+        ({"method": "msam"}, 1.0),
+        ({"method": "msam", "start": 0.5}, 1.0),
+        ({"method": "sam", "start": 0.75}, 1.25),
+        ({"method": "look_sam", "k": 5, "start": 0.75}, 1.05),
+        ({"method": "look_sam", "k": 5, "start": 18, "stop": 54}, 1.1),  # of 72 steps
+    ],
+)
+def test_relative_flops_of_a_rule_that_acts_on_some_steps(settings, ratio):
+    recipe = Recipe(dataset="digits", batch_size=50, epochs=6, mesh="data=1", **settings)
+    assert relative_flops(recipe) == pytest.approx(ratio, rel=1e-12)
 
 
 @pytest.mark.usefixtures("as_users_run_it")
