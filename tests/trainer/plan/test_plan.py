@@ -6,12 +6,13 @@ import os
 import re
 import subprocess
 import sys
+import types
 
 import pytest
 
 from looksam.cli import main
 from looksam.trainer import plan, recipes
-from looksam.trainer.plan import chips, notes, terminal
+from looksam.trainer.plan import build, chips, notes, terminal
 from looksam.trainer.plan.build import as_data, relative_flops
 from looksam.trainer.plan.chips import Seconds, compared_programs, estimates, find_chip, seconds
 from looksam.trainer.plan.program import Collective, Cost, Memory
@@ -247,7 +248,29 @@ def test_a_late_rule_costs_the_share_of_steps_on_which_it_acts():
     assert line.endswith("–") and "acts on" not in " ".join(whole["notes"])  # the paper's hours are not of this
 
 
-@pytest.mark.usefixtures("as_users_run_it")
+class InThisThread:
+    """In place of a pool of threads, whose threads do not see the JAX settings of a test."""
+
+    def __init__(self, max_workers):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def submit(self, function, *arguments):
+        value = function(*arguments)
+        return types.SimpleNamespace(result=lambda: value)
+
+
+@pytest.fixture
+def in_this_thread(as_users_run_it, monkeypatch):
+    monkeypatch.setattr(build.concurrent.futures, "ThreadPoolExecutor", InThisThread)
+
+
+@pytest.mark.usefixtures("in_this_thread")
 @pytest.mark.parametrize(
     ("settings", "copies", "gradients", "programs"),
     [
@@ -270,7 +293,7 @@ def test_memory_and_flops_of_the_programs_of_a_rule(settings, copies, gradients,
     assert result["active"] == (0.5 if "start" in settings else 1.0)
 
 
-@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.usefixtures("in_this_thread")
 def test_a_plan_of_the_first_steps_has_their_share():
     """A run of 12 steps that stops after 8, with a rule from step 6 on."""
     recipe = Recipe(dataset="digits", batch_size=50, epochs=1, mesh="data=1", method="sam", start=0.5, steps=8)
@@ -286,6 +309,7 @@ def notes_of(recipe, costs=None, **options):
     return " ".join(make_plan(recipe, costs, **options)["notes"])
 
 
+@pytest.mark.usefixtures("as_users_run_it")
 @pytest.mark.parametrize(
     ("settings", "ratio"),
     [
