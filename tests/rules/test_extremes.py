@@ -138,7 +138,7 @@ def test_a_norm_that_overflows_is_not_a_nan(name):
     assert info.fell_back and finite(state) and not np.isnan(info.cosine)
 
 
-@every_rule
+@two_gradient_rule
 def test_overflow_of_the_loss_at_the_perturbed_parameters(name):
     """The loss overflows at w + ε and not at w."""
     params = {"w": jnp.array([709.75, 1.0])}

@@ -121,9 +121,7 @@ COMPOSITIONS = {
             schedule=rules.every(3, stop=8),
             refresh=rules.gsam_gradient(0.3),
         ),
-        lambda problem: RuleOracle(
-            0.2, k=3, gsam_alpha=0.3, scaling="adaptive", layers=list(problem.leaves), stop=8
-        ),
+        lambda problem: RuleOracle(0.2, k=3, gsam_alpha=0.3, scaling="adaptive", layers=list(problem.leaves), stop=8),
     ),
     "MSAM of some parameters, from step 2 to step 7": (
         lambda: rules.compose(
@@ -229,9 +227,7 @@ def test_msam_without_rho_is_the_base_optimizer_to_the_bit():
     for _ in range(5):
         value, grads, state, _ = step(params, state)
         base_value, base_grads = jax.jit(plain)(base)
-        params, base = (
-            jax.tree.map(lambda w, g: w - 0.05 * g, w, g) for w, g in ((params, grads), (base, base_grads))
-        )
+        params, base = (jax.tree.map(lambda w, g: w - 0.05 * g, w, g) for w, g in ((params, grads), (base, base_grads)))
         trees_equal((params, value), (base, base_value))
 
 
