@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracle import MomentumOracle, RuleOracle
-from problems import LAYER_RULES, LOOK_RULES, ONE_GRADIENT_RULES, RULES, SETTINGS, build, make_problem, reference
+from problems import LAYER_RULES, ONE_GRADIENT_RULES, RULES, SETTINGS, build, make_problem, reference
 from test_conformance import trees_equal
 from test_oracle import run_both
 
@@ -188,7 +188,7 @@ def test_asam_scales_the_chosen_parameters_alone():
 
 
 def test_gsam_by_hand():
-    """g = (3, 4) and g_s = (4, 2): ⟨g, g_s⟩ = 20, ‖g_s‖² = 20, so g_⊥ = g − g_s = (−1, 2)."""
+    """With g = (3, 4) and g_s = (4, 2): ⟨g, g_s⟩ = 20, ‖g_s‖² = 20, so g_⊥ = g − g_s = (−1, 2)."""
     params, g, g_s = jnp.zeros(2), jnp.array([3.0, 4.0]), jnp.array([4.0, 2.0])
     rule = looksam.gsam(0.1, alpha=0.25)
     grads, _, info = rule.transform(g, lambda w: g_s, params, rule.init(params))
