@@ -158,7 +158,9 @@ class Rule:
 
     def _reuse(self, g: Vector, params: Vector, state: State) -> Step:
         dtype, weight = pytree.accumulator(params), self._reuse_weight
-        return steps.plain_step(g, state, dtype) if weight is None else steps.reuse_step(g, weight, state, dtype)
+        if weight is not None and isinstance(state, LookSAMState):
+            return steps.reuse_step(g, weight, state, dtype)
+        return steps.plain_step(g, state, dtype)
 
     def _without_old_g_v(self, state: State) -> State:
         """Returns the state without g_v on a step outside the window, so that nothing is reused there."""
