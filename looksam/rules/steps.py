@@ -99,8 +99,8 @@ def _combined_products(
     a: Scalar, b: Scalar, x_squared: Scalar, across: Scalar, y_squared: Scalar
 ) -> tuple[Scalar, Scalar]:
     """Returns ‖a x + b y‖² and ⟨y, a x + b y⟩ from ‖x‖², ⟨x, y⟩ and ‖y‖²."""
-    along = a * across + b * y_squared
-    squared = a * (a * x_squared + b * across) + b * along
+    along = b * y_squared + a * across
+    squared = b * along + a * (b * across + a * x_squared)
     return jnp.maximum(squared, jnp.zeros_like(squared)), along
 
 
