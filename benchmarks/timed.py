@@ -1,8 +1,7 @@
 """What the benchmarks of the rules share: their recipes, their flags, and the files that they write.
 
 The models are the paper's at small scale, with batch size 16, and an MLP of 20M parameters with batch size 8, whose
-step is spent on moving parameters. Nothing is augmented, so that JAX and PyTorch do the same work. JAX runs with the
-settings of the command line.
+step is spent on moving parameters. Nothing is augmented, so that JAX and PyTorch do the same work.
 """
 
 import argparse

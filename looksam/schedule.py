@@ -51,5 +51,7 @@ def every(k: int = 1, *, start: int = 0, stop: int | None = None) -> RefreshSche
     """
     first = arguments.whole("start", start, least=0)
     if stop is not None and arguments.whole("stop", stop) <= first:
-        raise ValueError(f"stop={stop} is not after start={first}, so that the rule would never act; pass a later stop.")
+        raise ValueError(
+            f"stop={stop} is not after start={first}, so that the rule would never act; pass a later stop."
+        )
     return RefreshSchedule(arguments.period(k), first, None if stop is None else int(stop))

@@ -97,7 +97,7 @@ class MomentumRule(Rule):
         """Returns g, and adds it to the momentum on the steps on which the rule acts, unless it is not finite."""
         dtype = state.v_norm.dtype
         norm = jnp.sqrt(pytree.squared_norm(g, dtype))
-        active = jnp.zeros((), bool) if refresh is False else self._is_active(state.count) & jnp.ones((), bool)
+        active = jnp.zeros((), bool) if refresh is False else self._is_active(state.count)
         info = StepInfo(
             norm, norm, jnp.zeros_like(norm), jnp.ones_like(norm), refreshed=active, fell_back=jnp.zeros((), bool)
         )
@@ -115,8 +115,7 @@ class MomentumRule(Rule):
         return g, MomentumState(state.count + 1, v, jnp.sqrt(pytree.squared_norm(v, dtype))), info
 
     def _is_active(self, count: jax.Array) -> Scalar:
-        active: Scalar = True if self.schedule.is_always_active else self.schedule.is_active(count)
-        return active
+        return jnp.asarray(self.schedule.is_always_active or self.schedule.is_active(count))
 
     def _check(self, params: Vector, state: Any, refresh: Any) -> None:
         validation.check_step(params, state, MomentumState, refresh)

@@ -46,7 +46,8 @@ def layerwise_perturbation(
     Args:
       p, scaling, layers: as for ``looksam.layer_sam``.
     """
-    p, scaling = arguments.exponent(p), arguments.layer_scaling(scaling)
+    p = arguments.exponent(p)
+    arguments.layer_scaling(scaling)
     arguments.name_function("layers", layers, "block/kernel", "the name of its layer")
 
     def perturbation(g: Vector, params: Vector, dtype: DTypeLike) -> Vector:

@@ -20,7 +20,7 @@ from looksam.rules.batching import Groups, group_count, group_gradients
 from looksam.rules.choices import BetweenGradient, RefreshGradient, ScalarOrSchedule, value_at
 from looksam.rules.perturbation import ByPath, Perturbation
 from looksam.rules.pytree import Vector
-from looksam.rules.steps import LookSAMState, SAMState, State, Step, StepInfo
+from looksam.rules.steps import LookSAMState, ReuseWeight, SAMState, State, Step, StepInfo
 from looksam.schedule import RefreshSchedule
 
 ValueAndGrad = Callable[..., tuple[Any, Vector]]  # (params, *args) -> (value, gradient), as from jax.value_and_grad
@@ -51,7 +51,9 @@ class Rule:
         """Returns the state before the first step, a pytree of arrays."""
         validation.check_params(params)
         self._perturbed_leaves(params)  # raises if there are none
-        return steps.initial_state(params, keeps_g_v=self._reuses, store_dtype=self.between.store_dtype)
+        return steps.initial_state(
+            params, keeps_g_v=self._reuse_weight is not None, store_dtype=self.between.store_dtype
+        )
 
     def refreshes(self, step: int) -> bool:
         """Returns the value of ``refresh`` for a step that the host counts from 0."""
@@ -110,13 +112,13 @@ class Rule:
             validation.check_gradient(params, g_s)
             return g_s
 
-        dtype, weights = pytree.accumulator(params), self.refresh_gradient.weights
+        dtype, weights, weight = pytree.accumulator(params), self.refresh_gradient.weights, self._reuse_weight
         if refresh is None and not self.schedule.refreshes_always and not self.decides_by_cond:
             due = self.schedule.refreshes(state.count)
-            if not self._reuses:
+            if weight is None:
                 return steps.refresh_or_plain_step(g, second_gradient, due, weights, state, dtype)
             if not pytree.is_narrower((g, state.g_v), dtype):
-                return steps.refresh_or_reuse_step(g, second_gradient, due, weights, self.between.weight, state, dtype)
+                return steps.refresh_or_reuse_step(g, second_gradient, due, weights, weight, state, dtype)
 
         def refresh_step() -> Step:
             return steps.refresh_step(g, second_gradient(g), weights, state, dtype)
@@ -141,9 +143,9 @@ class Rule:
         return pytree.filled(pytree.cast_like(moved, part), params, keep)
 
     @property
-    def _reuses(self) -> bool:
+    def _reuse_weight(self) -> ReuseWeight | None:
         # With k = 1 no step reuses: the program is exactly SAM's, and nothing is stored.
-        return self.between.weight is not None and self.schedule.k > 1
+        return self.between.weight if self.schedule.k > 1 else None
 
     def _refresh_or_reuse(
         self, refresh_step: Callable[[], Result], reuse_step: Callable[[], Result], state: State, refresh: bool | None
@@ -155,8 +157,8 @@ class Rule:
         return reuse_step() if refresh is False else refresh_step()
 
     def _reuse(self, g: Vector, params: Vector, state: State) -> Step:
-        dtype, weight = pytree.accumulator(params), self.between.weight
-        if isinstance(state, LookSAMState) and weight is not None:
+        dtype, weight = pytree.accumulator(params), self._reuse_weight
+        if weight is not None and isinstance(state, LookSAMState):
             return steps.reuse_step(g, weight, state, dtype)
         return steps.plain_step(g, state, dtype)
 
@@ -172,7 +174,7 @@ class Rule:
         return validation.perturbed_leaves(params, self.is_perturbed)
 
     def _check(self, params: Vector, state: Any, refresh: Any) -> None:
-        validation.check_step(params, state, LookSAMState if self._reuses else SAMState, refresh)
+        validation.check_step(params, state, SAMState if self._reuse_weight is None else LookSAMState, refresh)
 
 
 def checked_value_and_grad(value_and_grad: ValueAndGrad, params: Vector, *args: Any) -> tuple[Any, Vector]:

@@ -78,7 +78,8 @@ def refresh_step(g: Vector, g_s: Vector, weights: RefreshWeights, state: State, 
     returned_squared, along, usable = part.g_s_squared, part.along, part.usable
     if weights is not None:
         a, b = weights(GradientProducts(g_squared, part.along, part.g_s_squared, part.norm), state.count)
-        g_s = pytree.where(b == 0, g_s, _combined(a, g_s, b, g, dtype))  # bit for bit where g has no weight
+        combined = pytree.cast_like(_combined(a, g_s, b, g, dtype), g_s)
+        g_s = pytree.where(b == 0, g_s, combined)  # to the bit where g has no weight
         returned_squared, along = _combined_products(a, b, part.g_s_squared, part.along, g_squared)
         usable = usable & jnp.isfinite(returned_squared)
     returned = pytree.where(usable, pytree.cast_like(g_s, g), g)  # (10)
@@ -98,8 +99,8 @@ def _combined_products(
     a: Scalar, b: Scalar, x_squared: Scalar, across: Scalar, y_squared: Scalar
 ) -> tuple[Scalar, Scalar]:
     """Returns ‖a x + b y‖² and ⟨y, a x + b y⟩ from ‖x‖², ⟨x, y⟩ and ‖y‖²."""
-    along = a * across + b * y_squared
-    squared = a * (a * x_squared + b * across) + b * along
+    along = b * y_squared + a * across
+    squared = b * along + a * (b * across + a * x_squared)
     return jnp.maximum(squared, jnp.zeros_like(squared)), along
 
 
@@ -143,7 +144,7 @@ def reuse_step(g: Vector, weight: ReuseWeight, state: LookSAMState, dtype: DType
     g_squared = pytree.squared_norm(g, dtype)
     factor, usable = _reuse_factor(g_squared, weight, state.g_v_norm, state.count)
     wide_g, wide_v = pytree.cast(g, dtype), pytree.cast(state.g_v, dtype)
-    adjusted = pytree.cast_like(pytree.add_scaled(wide_g, factor, wide_v), g)  # (11)
+    adjusted = pytree.cast_like(pytree.add_scaled(wide_g, factor, wide_v), g)
     if pytree.is_narrower(g, dtype):  # rounding to a narrow dtype may overflow
         fits = jnp.isfinite(pytree.squared_norm(adjusted, dtype))
         usable, adjusted = usable & fits, pytree.where(fits, adjusted, g)
@@ -151,9 +152,7 @@ def reuse_step(g: Vector, weight: ReuseWeight, state: LookSAMState, dtype: DType
     return adjusted, state._replace(count=state.count + 1), info
 
 
-def _reuse_factor(
-    g_squared: Scalar, weight: ReuseWeight, g_v_norm: Scalar, count: jax.Array
-) -> tuple[Scalar, Scalar]:
+def _reuse_factor(g_squared: Scalar, weight: ReuseWeight, g_v_norm: Scalar, count: jax.Array) -> tuple[Scalar, Scalar]:
     """Returns the factor of g_v and whether it is finite; 0 where it is not."""
     factor = weight(jnp.sqrt(g_squared), g_v_norm, count)
     usable = jnp.isfinite(factor)

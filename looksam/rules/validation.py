@@ -107,10 +107,10 @@ def check_step(params: Vector, state: Any, state_type: type, refresh: Any) -> No
             f"state is a {type(state).__name__}, and this rule carries a {state_type.__name__}; "
             "pass the state that rule.init(params) of the same rule returned."
         )
-    for name in {"g_v", "v"} & set(state._fields):
-        _check_same_shape(
-            params, getattr(state, name), f"the {name} in state", "call rule.init(params) again for these params."
-        )
+    for name in ("g_v", "v"):  # LookSAM's and MSAM's
+        if hasattr(state, name):
+            kept = getattr(state, name)
+            _check_same_shape(params, kept, f"the {name} in state", "call rule.init(params) again for these params.")
 
 
 def split_value_and_grad(result: Any, params: Vector) -> tuple[Any, Vector]:

@@ -10,6 +10,16 @@ import pytest
 from problems import RULES, build
 
 import looksam
+from looksam.rules import (
+    compose,
+    every,
+    global_perturbation,
+    gsam_gradient,
+    momentum_perturbation,
+    reused_g_v,
+)
+
+GLOBAL, MOMENTUM = global_perturbation(), momentum_perturbation()
 
 PARAMS = {"layer": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}}
 
@@ -38,6 +48,25 @@ def untouched(*args):
         (lambda: looksam.layer_sam(0.1, scaling="paper"), ValueError, r"scaling='paper'.*'literal'"),
         (lambda: looksam.layer_sam(0.1, layers="kernel"), TypeError, r"layers='kernel' is not callable"),
         (lambda: looksam.look_sam(0.1, store_dtype=jnp.int8), TypeError, r"store_dtype=int8"),
+        (lambda: looksam.sam(0.1, start=-1), ValueError, r"start=-1 .*start >= 0"),
+        (lambda: looksam.sam(0.1, start=0.8), TypeError, r"start=0.8 is not an int"),
+        (lambda: looksam.look_sam(0.1, start=5, stop=5), ValueError, r"stop=5 is not after start=5"),
+        (lambda: looksam.msam(0.1, stop="9"), TypeError, r"stop='9' is not an int"),
+        (lambda: looksam.sam(0.1, perturb="kernel"), TypeError, r"perturb='kernel' is not callable.*'block/kernel'"),
+        (lambda: looksam.asam(0.1, eta=-1.0), ValueError, r"eta=-1.0"),
+        (lambda: looksam.asam(0.1, scale=True), TypeError, r"scale=True is not callable"),
+        (lambda: looksam.gsam(0.1, alpha=-0.5), ValueError, r"alpha=-0.5"),
+        (lambda: looksam.msam(0.1, momentum=1.0), ValueError, r"momentum=1.0 .*momentum < 1"),
+        (lambda: looksam.msam(0.1, momentum="0.9"), TypeError, r"momentum='0.9'"),
+        (lambda: looksam.msam(0.1, store_dtype=jnp.int8), TypeError, r"store_dtype=int8"),
+        (lambda: compose(0.5, 0.1), TypeError, r"perturbation is a float; pass e.g. global_perturbation"),
+        (lambda: compose(GLOBAL, 0.1, schedule=5), TypeError, r"schedule is a int; pass .*every\(5\)"),
+        (lambda: compose(GLOBAL, 0.1, refresh=0.4), TypeError, r"refresh is a float; .*sam_gradient"),
+        (lambda: compose(GLOBAL, 0.1, between=reused_g_v), TypeError, r"between is a function; .*plain_gradient"),
+        (lambda: compose(MOMENTUM, 0.1, schedule=every(5)), ValueError, r"every\(5\) needs the clean gradient"),
+        (lambda: compose(MOMENTUM, 0.1, refresh=gsam_gradient(0.1)), ValueError, r"gsam_gradient.* clean gradient"),
+        (lambda: compose(MOMENTUM, 0.1, between=reused_g_v()), ValueError, r"reused_g_v.* clean gradient"),
+        (lambda: compose(MOMENTUM, 0.1, groups=2), ValueError, r"groups=2 needs the clean gradient"),
         (lambda: looksam.sam(0.1).refreshes(-1), ValueError, r"step=-1"),
         (lambda: looksam.sam(0.1).refreshes(1.5), TypeError, r"float"),
     ],
@@ -50,6 +79,13 @@ def test_factories(make, error, message):
 def test_alpha_of_one_and_rho_of_zero_are_fine():
     looksam.look_sam(0.0, 1.0)
     looksam.look_sam(np.float32(0.1), jnp.array(1))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_perturb_that_chooses_nothing(name):
+    rule = build(name, perturb=lambda path: path == "kernel")
+    with pytest.raises(ValueError, match="perturb is False for every parameter.*'layer/bias', 'layer/kernel'"):
+        rule.init(PARAMS)
 
 
 @pytest.mark.parametrize("name", RULES)

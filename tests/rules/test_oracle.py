@@ -9,7 +9,17 @@ import optax
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from problems import LAYER_RULES, LOOK_RULES, OPTIMIZERS, P_RULES, RULES, build, make_problem, reference
+from problems import (
+    LAYER_RULES,
+    LOOK_RULES,
+    OPTIMIZERS,
+    P_RULES,
+    RULES,
+    TWO_GRADIENT_RULES,
+    build,
+    make_problem,
+    reference,
+)
 
 SCALINGS = ("normalized", "literal", "adaptive")
 VARIANTS = [
@@ -18,6 +28,8 @@ VARIANTS = [
     for p in ((2.0, 3.0, np.inf) if name in P_RULES else (None,))
     for scaling in (SCALINGS if name in LAYER_RULES else (None,))
 ]
+
+TWO_GRADIENTS = [variant for variant in VARIANTS if variant[0] in TWO_GRADIENT_RULES]
 
 
 def configure(name, p=None, scaling=None, leaves=()):
@@ -90,7 +102,7 @@ entries = st.one_of(st.just(0.0), st.floats(1e-4, 10.0), st.floats(-10.0, -1e-4)
 
 
 @settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-@given(data=st.data(), variant=st.sampled_from(VARIANTS), shapes=st.lists(sizes, min_size=1, max_size=3))
+@given(data=st.data(), variant=st.sampled_from(TWO_GRADIENTS), shapes=st.lists(sizes, min_size=1, max_size=3))
 def test_one_cycle_on_any_gradients(data, variant, shapes):
     """g, g_s and w are drawn directly: zeros, empty leaves, scalars and 1e-4 next to 10."""
     name, p, scaling = variant

@@ -24,6 +24,7 @@ RULES = {
 PERIODIC_RULES = tuple(method.name for method in EVERY_RULE if method.has_period)
 LOOK_RULES = tuple(method.name for method in EVERY_RULE if method.reuses)
 ONE_GRADIENT_RULES = tuple(method.name for method in EVERY_RULE if not method.takes_second_gradient)
+TWO_GRADIENT_RULES = tuple(name for name in RULES if name not in ONE_GRADIENT_RULES)
 LAYER_RULES = tuple(method.name for method in EVERY_RULE if "scaling" in method.settings)
 P_RULES = tuple(method.name for method in EVERY_RULE if "p" in method.settings)
 
