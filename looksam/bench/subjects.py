@@ -57,7 +57,7 @@ FORMS: dict[str, Form] = _table(
         "torch",
         "torch_subjects:peer",
         "pytorch_optimizer",
-        ("sam", "look_sam"),
+        ("sam", "look_sam", "asam"),
         is_peer=True,
     ),
     Form(

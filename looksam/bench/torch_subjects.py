@@ -102,7 +102,7 @@ def _plain_step(optimizer: torch.optim.Optimizer) -> Step:
 def peer(
     settings: Mapping[str, Any], image_shape: Sequence[int], num_classes: int, store_dtype: None = None
 ) -> EagerSteps:
-    """pytorch_optimizer's SAM or LookSAM, in the loop of its documentation: a pass by hand, then step(closure).
+    """pytorch_optimizer's SAM, LookSAM or ASAM, in the loop of its documentation: a pass by hand, then step(closure).
 
     Nothing is clipped: that loop has no place for it.
     """
@@ -140,10 +140,13 @@ def _with_peer(settings: Mapping[str, Any], image_shape: Sequence[int], num_clas
     recipe = Recipe(**settings)
     steps = EagerSteps(recipe, image_shape, num_classes)
     kind, options = base_optimizer(recipe)
-    own = {"rho": recipe.rho} | ({"k": recipe.k, "alpha": recipe.alpha} if recipe.method == "look_sam" else {})
     peers = importlib.import_module("pytorch_optimizer")  # compared with, never needed
-    rule = {"sam": peers.SAM, "look_sam": peers.LookSAM}[recipe.method]
-    return steps, rule(decayed(recipe, steps.model.named_parameters()), kind, **own, **options)
+    rule, own = {
+        "sam": (peers.SAM, {}),
+        "look_sam": (peers.LookSAM, {"k": recipe.k, "alpha": recipe.alpha}),
+        "asam": (peers.SAM, {"adaptive": True}),  # without eta
+    }[recipe.method]
+    return steps, rule(decayed(recipe, steps.model.named_parameters()), kind, rho=recipe.rho, **own, **options)
 
 
 def base_optimizer(recipe: Recipe) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:

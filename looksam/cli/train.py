@@ -28,6 +28,7 @@ TRAIN_EXAMPLES = """\
 examples:
   looksam train digits-noise30
   looksam train digits-noise30 --method sam --rho 0.6 --seed 1 --run-dir runs/digits-sam
+  looksam train digits-noise30 --start 0.8          the rule acts in the last fifth of the run
   looksam train cifar100-small-resnet --data-dir data --download --epochs 5
   looksam recipes --json digits     the settings of a recipe
 """

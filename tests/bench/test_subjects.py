@@ -169,7 +169,8 @@ def test_memory_that_a_rule_keeps(form, row, store_dtype, copies):
     ("form", "row", "gradients"),
     [
         *(("torch", "base", 1), ("torch", "sam", 2), ("torch", "look_sam", 4 / 3), ("torch", "layer_sam", 2)),
-        *(("pytorch_optimizer", "sam", 2), ("pytorch_optimizer", "look_sam", 2)),
+        *(("torch", "asam", 2), ("torch", "gsam", 2), ("torch", "msam", 1)),
+        *(("pytorch_optimizer", "sam", 2), ("pytorch_optimizer", "look_sam", 2), ("pytorch_optimizer", "asam", 2)),
         ("pytorch_optimizer_one_pass", "look_sam", 4 / 3),
     ],
 )
@@ -179,6 +180,19 @@ def test_gradients_of_pytorch_are_counted(form, row, gradients):
     subject.run(6)
     assert subject.facts() == {"gradients": pytest.approx(gradients)}
     assert all((p != b).any() for p, b in zip(subject.model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize(("row", "gradients"), [("sam@0.8", 1.2), ("look_sam_5@0.8", 1.04), ("msam@0.75", 1)])
+def test_late_rules_of_pytorch_begin_anew_with_every_cycle(row, gradients):
+    subject = build("torch", row)
+    taken = []
+    for _ in range(2 * subject._cycle):
+        before = subject._gradients
+        subject.run(1)
+        taken.append(subject._gradients - before)
+    assert taken[: subject._cycle] == taken[subject._cycle :]
+    assert subject.facts() == {"gradients": pytest.approx(gradients)}
+    assert taken[0] == 1
 
 
 @pytest.mark.usefixtures("as_users_run_it")

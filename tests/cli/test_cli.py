@@ -96,6 +96,14 @@ def test_every_setting_has_a_flag_with_a_help_text(cli):
     assert ", ".join(dict.fromkeys(setting.section for setting in parser.settings())) == sections
 
 
+def test_the_help_names_the_rules_that_take_a_setting():
+    texts = {setting.name: setting.help for setting in parser.settings()}
+    assert texts["alpha"].endswith("(for look_sam, look_layer_sam, gsam)")
+    assert texts["eta"].endswith("(for asam)")
+    assert texts["momentum"].startswith("Momentum of sgdm; msam") and "(for" not in texts["momentum"]
+    assert "(for" not in texts["start"] + texts["stop"] + texts["perturb"] + texts["rho"]
+
+
 def test_a_percent_sign_in_a_help_text_is_shown(cli, monkeypatch):
     setting = parser.Setting("rho", float, "sharpness-aware rule", "30 % of it")
     monkeypatch.setattr(parser, "settings", lambda: (setting,))

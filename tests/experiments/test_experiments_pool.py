@@ -37,6 +37,13 @@ def test_two_processes_do_two_programs(tmp_path):
     assert not multiprocessing.active_children()
 
 
+def test_a_late_rule_costs_less_and_says_when_it_acts():
+    late = TINY.replace(method="sam", start=0.5, stop=0.75, epochs=20)
+    costs = [pool.cost(Run("tune", recipe)) for recipe in (late.replace(method="base"), late)]
+    assert costs[1] / costs[0] == pytest.approx(1.25)
+    assert "sam, rho 0.05, start 0.5, stop 0.75, rate" in pool.describe(Run("tune", late))
+
+
 def test_an_error_comes_back_as_one_message(tmp_path):
     with pytest.raises(RunError, match="no-such-folder") as caught:
         pool.train_all([Run("tune", MISSING)], 1, lambda run, record: None, str(tmp_path))

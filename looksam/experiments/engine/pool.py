@@ -23,6 +23,7 @@ from looksam.methods import METHODS
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.rule_settings import gradients_per_step
 from looksam.trainer.run_directory import RunError
+from looksam.trainer.training import total_steps
 
 Report = Callable[[str], None]
 Done = Callable[[Run, Record], None]
@@ -74,8 +75,8 @@ def missing(store: Store, experiments: Sequence[Stages], seeds: int) -> tuple[li
 def cost(run: Run) -> float:
     """A rough estimate of the milliseconds that a run takes on one core, to estimate the time left."""
     recipe = run.recipe
+    gradients = 4.0 if run.kind == "drift" else gradients_per_step(recipe, total_steps(recipe))
     images = (recipe.train_limit or 600) * recipe.epochs
-    gradients = 4.0 if run.kind == "drift" else gradients_per_step(recipe, max(1, images // recipe.batch_size))
     augmented = 2.0 if recipe.randaugment else 1.0
     return images * gradients * augmented * MILLISECONDS.get(recipe.model, MILLISECONDS["resnet"])
 
