@@ -120,7 +120,7 @@ METHODS: dict[str, Method] = _table(
         strengths=(0.1, 0.3, 0.5, 0.7),
     ),
     Method("asam", "ASAM", ("rho", "p", "eta"), SKY, "X", every_step="asam", radius=10.0),
-    Method("gsam", "GSAM", ("rho", "alpha", "p"), GREY, "p", every_step="gsam", strengths=(0.05, 0.1, 0.2, 0.4)),
+    Method("gsam", "GSAM", ("rho", "alpha", "p"), GREY, "p", every_step="gsam", strengths=(0.1, 0.2, 0.3, 0.4)),
     Method(
         "msam",
         "MSAM",

@@ -1,6 +1,7 @@
 """``looksam compare``: methods side by side, as a table and a picture."""
 
 import argparse
+import itertools
 import json
 import pathlib
 
@@ -35,7 +36,7 @@ def _add_arguments(parser: Parser) -> None:
     names = ["digits-noise30", "digits"]
     parser.add_argument("recipes", metavar="RECIPE", nargs="*", default=names, help="the recipes to compare on")
     parser.add_argument(
-        "--methods", nargs="+", type=_row, default=list(DEFAULT_METHODS), metavar="M", help="the methods to compare"
+        "--methods", nargs="+", type=_rows, default=[DEFAULT_METHODS], metavar="M", help="the methods to compare"
     )
     parser.add_argument("--seeds", type=int, default=10, metavar="N", help="runs of each method (10)")
     parser.add_argument("--rounds", type=int, default=20, metavar="N", help="rounds of interleaved timing (20)")
@@ -45,12 +46,15 @@ def _add_arguments(parser: Parser) -> None:
     add_settings(parser)
 
 
-def _row(name: str) -> str:
+def _rows(text: str) -> tuple[str, ...]:
+    """Reads one name, or several with commas between them, as ``looksam bench`` takes them."""
+    rows = tuple(name.strip() for name in text.split(",") if name.strip())
     try:
-        parse_row(name)
+        for row in rows:
+            parse_row(row)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    return name
+    return rows
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -58,6 +62,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.seeds < 1 or arguments.rounds < 1:
             raise ValueError("--seeds and --rounds must be at least 1.")
     recipes = {name: recipe_named(name, arguments) for name in arguments.recipes}
+    arguments.methods = list(dict.fromkeys(itertools.chain(*arguments.methods)))
     out = pathlib.Path(arguments.out)
     out.mkdir(parents=True, exist_ok=True)  # before any time is spent
     return _tune(recipes, arguments, out) if arguments.tune else _compare(recipes, arguments, out)

@@ -79,14 +79,15 @@ def compare(
     dataset = load(recipe)
     arrays = device_arrays(dataset)
     together = seeds if parameter_count(recipe, dataset) <= VMAPPED_PARAMETERS else 1
-    runners, results = {}, {}
     everything: dict[str, Settings] = {"base": {}} | settings
-    for name, values in everything.items():
-        own = recipe.replace(**settings_of(name) | values)
-        runner = runners[name] = Runner(own, dataset, arrays)
+    recipes = {name: recipe.replace(**settings_of(name) | values) for name, values in everything.items()}
+    runners = {name: Runner(own, dataset, arrays) for name, own in recipes.items()}  # raises before any time is spent
+    results = {}
+    for name, runner in runners.items():
+        own = recipes[name]
         outcome = _trained(runner, [own.replace(seed=own.seed + i) for i in range(seeds)], together)
         gradients = gradients_per_step(own, runner.total_steps)
-        results[name] = {"settings": values, "gradients_per_step": gradients} | outcome
+        results[name] = {"settings": everything[name], "gradients_per_step": gradients} | outcome
         report(f"{name}: {entry_text(mean_entry(outcome['accuracy']))} %")
     steps = {name: steps_of_runner(runner) for name, runner in runners.items()}
     for name, quartiles in time_ratios(steps, rounds).items():
@@ -126,11 +127,13 @@ def tune(recipe: Recipe, grids: dict[str, list[Settings]], *, seeds: int, report
         raise ValueError("tuning needs a validation split; pass --validation, the share of the training set held out.")
     dataset = load(recipe)
     arrays = device_arrays(dataset)
+    first = {name: recipe.replace(**settings_of(name) | grid[0]) for name, grid in grids.items()}
+    runners = {name: Runner(own, dataset, arrays) for name, own in first.items()}  # raises before any time is spent
     results = {}
     for name, grid in grids.items():
-        own = recipe.replace(**settings_of(name) | grid[0])
+        own = first[name]
         recipes = [own.replace(seed=own.seed + i, **setting) for setting in grid for i in range(seeds)]
-        (curves,) = Runner(own, dataset, arrays).trained(recipes, len(recipes), points=1)
+        (curves,) = runners[name].trained(recipes, len(recipes), points=1)
         accuracy = curves.accuracy[-1].reshape(len(grid), seeds)
         for setting, values in zip(grid, accuracy, strict=True):
             report(f"{name} {setting}: {entry_text(mean_entry(values))} %")

@@ -34,7 +34,7 @@ def test_methods_side_by_side_with_lamb(tmp_path, capsys):
 def test_rows_may_name_their_period_and_start(tmp_path, capsys):
     rows = ["base", "sam_3", "sam@0.5", "look_sam_2@0.75", "asam", "msam"]
     short = ["--epochs", "4", "--batch-size", "200", "--seeds", "2", "--rounds", "1", "--out", str(tmp_path)]
-    assert main(["compare", "digits", "--methods", *rows, *short]) == 0
+    assert main(["compare", "digits", "--methods", *rows[:2], ",".join(rows[2:]), *short]) == 0
     result = json.loads((tmp_path / "results.json").read_text())["digits"]
     gradients = {row: outcome["gradients_per_step"] for row, outcome in result["methods"].items()}
     assert gradients == pytest.approx(dict(zip(rows, (1, 4 / 3, 1.5, 1.125, 2, 1), strict=True)))
@@ -47,6 +47,15 @@ def test_rows_may_name_their_period_and_start(tmp_path, capsys):
     assert (curves["sam@0.5"][2:] != curves["base"][2:]).any()
     table = capsys.readouterr().out
     assert all(f"{name}  " in table for name in ("SAM-3", "SAM, last 50 %", "LookSAM-2, last 25 %", "MSAM"))
+    late = next(line for line in table.splitlines() if line.startswith("LookSAM-2, last 25 %"))
+    assert " 1.12  " in late  # of 1.125
+
+
+def test_a_row_that_never_acts_is_refused_before_anything_trains(tmp_path, capsys):
+    arguments = ["--methods", "sam", "look_sam@0.99", "--epochs", "1", "--seeds", "1", "--out", str(tmp_path)]
+    assert main(["compare", "digits", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert "start=0.99 is step 12 of a run of 12 steps" in error and "base:" not in error
 
 
 @pytest.mark.parametrize("row", ["sam@0.5", "gsam", "msam"])

@@ -9,7 +9,7 @@ from looksam.bench.measure import VERSION
 from looksam.bench.subjects import FORMS
 from looksam.experiments.report.figures import SETTINGS, shortened
 from looksam.experiments.report.plot_data import style
-from looksam.experiments.report.text import NOTHING, lines_markdown, lines_text
+from looksam.experiments.report.text import NOTHING, gradients_text, lines_markdown, lines_text
 from looksam.methods import OPTIMIZERS, parse_row
 from looksam.trainer.run_directory import write_atomically
 
@@ -51,7 +51,7 @@ def medians_markdown(results: Sequence[Mapping[str, Any]], clock: str = "cpu") -
     for name in names:
         known = next(by_name[name] for by_name in rows if name in by_name)
         ratios = (f"{by_name[name][clock][1]:.2f}" if name in by_name else NOTHING for by_name in rows)
-        lines.append((*_who(known), f"{known['gradients']:.1f}", *ratios))
+        lines.append((*_who(known), gradients_text(known["gradients"]), *ratios))
     return lines_markdown(lines, LEFT)
 
 
@@ -75,7 +75,7 @@ def _line(row: Mapping[str, Any]) -> tuple[str, ...]:
     low, median, high = row["wall"]
     return (
         *_who(row),
-        f"{row['gradients']:.1f}",
+        gradients_text(row["gradients"]),
         f"{median:.2f}×",
         f"{low:.2f}–{high:.2f}",
         f"{row['cpu'][1]:.2f}×",

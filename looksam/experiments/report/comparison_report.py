@@ -8,7 +8,7 @@ import numpy as np
 
 from looksam.experiments.engine.statistics import mean_and_standard_error
 from looksam.experiments.report.plot_data import style
-from looksam.experiments.report.text import lines_markdown, lines_text
+from looksam.experiments.report.text import gradients_text, lines_markdown, lines_text
 from looksam.methods import label, parse_row
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _row(method: str, outcome: dict[str, Any]) -> tuple[str, ...]:
         f"{settings['rho']:g}" if "rho" in settings else "–",
         f"{settings['alpha']:g}" if "alpha" in settings else "–",
         mean_and_error(outcome["accuracy"], 2),
-        f"{outcome['gradients_per_step']:.1f}",
+        gradients_text(outcome["gradients_per_step"]),
         f"{time_ratio:.2f}×",
         mean_and_error(outcome["sharpness_train"], 4),
         mean_and_error(outcome["sharpness_test"], 3),

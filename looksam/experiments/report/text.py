@@ -33,6 +33,15 @@ def entry_text(entry: Entry) -> str:
     return f"{number}{error}{entry.unit}"
 
 
+def gradients_text(gradients: float) -> str:
+    """Gradients per step: two digits where one is not enough.
+
+    >>> gradients_text(2), gradients_text(1.2), gradients_text(1.04)
+    ('2.0', '1.2', '1.04')
+    """
+    return f"{gradients:.2f}".removesuffix("0")
+
+
 def lines_text(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
     """Lines of aligned columns: those in ``left`` to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
