@@ -19,6 +19,7 @@ OTHER = {
     **{"schedule": "linear", "warmup_steps": 3, "weight_decay": 0.1, "decay_all": False, "momentum": 0.8},
     **{"clip_norm": 1.0, "batch_size": 64, "across_epochs": True, "epochs": 3, "steps": 7, "method": "sam"},
     **{"rho": 0.1, "alpha": 0.5, "k": 2, "p": 3.0, "scaling": "literal", "mesh": "data=1", "microbatch": 8},
+    **{"eta": 0.1, "start": 0.5, "stop": 0.75, "perturb": "kernel"},
     **{"groups": 2, "seed": 1, "eval_every": 2, "log_every": 3, "checkpoint_every": 4, "keep_checkpoints": 5},
 }
 # where the data is, how often something is written, and the seed, by which the runs of a file are told apart

@@ -90,6 +90,14 @@ def test_a_data_mesh_reduces_each_gradient_once(refresh, microbatch):
         assert 4 * PARAMETERS <= reduction.bytes <= 4 * PARAMETERS + 64  # loss and accuracy may ride along
 
 
+@pytest.mark.parametrize(("method", "gradients"), [("msam", 1), ("gsam", 2)])
+def test_a_rule_reduces_as_many_gradients_as_it_takes(method, gradients):
+    """MSAM's momentum and the perturbation along it need none: every device has the whole of both."""
+    found = sent(True, method=method, mesh="data=8", microbatch=16)
+    assert [c.kind for c in found] == ["all-reduce"] * gradients
+    assert sum(c.bytes for c in found) <= gradients * (4 * PARAMETERS + 64)
+
+
 def test_groups_on_devices_reduce_both_gradients_once():
     """m-sharpness perturbs without communication; g and g_s are reduced for g_v, together or one by one."""
     found = sent(True, mesh="data=8", groups="device", microbatch=32)
