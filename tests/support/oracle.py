@@ -4,6 +4,7 @@ All parameters are one flat vector. Nothing here comes from looksam or Optax, wh
 needs an entry in ``REFERENCES``: ``RuleOracle`` if its settings are enough, or else a subclass with its own formula.
 """
 
+import functools
 import math
 from dataclasses import dataclass, field
 
@@ -18,32 +19,52 @@ class RuleOracle:
 
     rho: float
     k: int = 1
-    alpha: float | None = None  # None: the plain gradient between refreshes
+    alpha: float | None = None  # of the steps between refreshes; None: the plain gradient there
     p: float = 2.0
-    scaling: str | None = None  # None: the global perturbation
+    scaling: str | None = None  # of layer-wise perturbations; None: the global one
     layers: list = field(default_factory=list)  # slices of the flat vector, for layer-wise perturbations
+    eta: float | None = None  # of the element-wise perturbation; None: another one
+    scaled: np.ndarray | None = None  # which entries it scales; None: all
+    gsam_alpha: float | None = None  # of what a refresh returns; None: g_s
+    start: int = 0
+    stop: int | None = None
+    perturbed: np.ndarray | None = None  # which entries are; None: all
     count: int = 0
     g_v: np.ndarray | None = None
 
     def epsilon(self, g, w):
-        """The perturbation."""
+        """The perturbation: that of the perturbed entries alone, and 0 elsewhere."""
+        if self.perturbed is None:
+            return self.rho * self.direction(g, w, np.ones(g.size, bool))
+        moved = np.zeros_like(g)
+        moved[self.perturbed] = self.direction(g[self.perturbed], w[self.perturbed], self.perturbed)
+        return self.rho * moved
+
+    def direction(self, g, w, entries):
+        """ε/ρ of the given entries of the whole vector."""
         q = 1.0 if math.isinf(self.p) else self.p / (self.p - 1)
         one_over_p = 0.0 if math.isinf(self.p) else 1 / self.p
+        if self.eta is not None:
+            scaled = np.ones(g.size, bool) if self.scaled is None else self.scaled[entries]
+            size = np.where(scaled, np.abs(w) + self.eta, 1.0)
+            return size * power(size * g, q) / denominator(size * g, q, one_over_p)
         if self.scaling is None:
-            return self.rho * power(g, q) / denominator(g, q, one_over_p)
+            return power(g, q) / denominator(g, q, one_over_p)
         weight, ratio = np.zeros_like(g), np.zeros_like(g)
+        positions = np.cumsum(entries) - 1  # of the entries of the whole vector among the given ones
         for layer in self.layers:
-            size_w, size_g = math.sqrt(np.sum(w[layer] ** 2)), math.sqrt(np.sum(g[layer] ** 2))
-            weight[layer] = size_w
-            ratio[layer] = size_w / size_g if size_g > 0 else 0.0
+            own = positions[layer][entries[layer]]
+            size_w, size_g = math.sqrt(np.sum(w[own] ** 2)), math.sqrt(np.sum(g[own] ** 2))
+            weight[own] = size_w
+            ratio[own] = size_w / size_g if size_g > 0 else 0.0
         if self.scaling == "adaptive":
             scaled = weight * g
-            return self.rho * weight * power(scaled, q) / denominator(scaled, q, one_over_p)
+            return weight * power(scaled, q) / denominator(scaled, q, one_over_p)
         u = ratio * power(g, q)
         if self.scaling == "literal":
-            return self.rho * u / denominator(g, q, one_over_p)
+            return u / denominator(g, q, one_over_p)
         size_u = np.max(np.abs(u), initial=0.0) if math.isinf(self.p) else np.sum(np.abs(u) ** self.p) ** one_over_p
-        return self.rho * u / size_u if size_u > 0 else np.zeros_like(u)
+        return u / size_u if size_u > 0 else np.zeros_like(u)
 
     def refreshed(self, g, g_s):
         """The gradient that a refresh returns; keeps g_v."""
@@ -51,24 +72,62 @@ class RuleOracle:
         if math.sqrt(g_v @ g_v) <= 16 * EPS * math.sqrt(g_s @ g_s):
             g_v = np.zeros_like(g_v)
         self.g_v = g_v
-        return g_s
+        if self.gsam_alpha is None or not g_s @ g_s > 0:
+            return g_s
+        across = g - (g @ g_s) / (g_s @ g_s) * g_s
+        if math.sqrt(across @ across) <= 16 * EPS * math.sqrt(g @ g):
+            return g_s
+        return g_s - self.gsam_alpha * across
 
     def reused(self, g):
         """The gradient that the steps between two refreshes return."""
-        if self.alpha is None or not np.any(self.g_v):
+        if self.alpha is None or self.g_v is None or not np.any(self.g_v):
             return g
         return g + self.alpha * math.sqrt(g @ g) / math.sqrt(self.g_v @ self.g_v) * self.g_v
 
+    def acts(self):
+        """Whether the next step is between start and stop."""
+        return self.start <= self.count and (self.stop is None or self.count < self.stop)
+
     def step(self, gradient, w):
         """The gradient that the optimizer sees, and the expected info of the step."""
-        g, refresh = gradient(w), self.count % self.k == 0
+        g, refresh = gradient(w), self.acts() and (self.count - self.start) % self.k == 0
+        if not self.acts():
+            self.g_v = None
         self.count += 1
         returned = self.refreshed(g, gradient(w + self.epsilon(g, w))) if refresh else self.reused(g)
         norm_g = math.sqrt(g @ g)
-        norm_v = math.sqrt(self.g_v @ self.g_v) if refresh or self.alpha is not None else 0.0
+        keeps = self.g_v is not None and (refresh or self.alpha is not None)
+        norm_v = math.sqrt(self.g_v @ self.g_v) if keeps else 0.0
         norm = math.sqrt(returned @ returned)
         cosine = 1.0 if norm_g == 0 else (g @ returned) / norm_g / norm if norm > 0 else 0.0
         return returned, (norm_g, norm, norm_v, cosine, refresh)
+
+
+@dataclass
+class MomentumOracle(RuleOracle):
+    """MSAM: the only gradient of a step is taken against the momentum."""
+
+    momentum: float = 0.9
+    v: np.ndarray | float = 0.0
+
+    def step(self, gradient, w):
+        acts = self.acts()
+        self.count += 1
+        if not acts:
+            g = gradient(w)
+        else:
+            v = np.where(self.perturbed if self.perturbed is not None else True, self.v, 0.0) + np.zeros_like(w)
+            size = math.sqrt(v @ v)
+            g = gradient(w - self.rho * v / size if size > 0 else w)
+            self.v = self.momentum * self.v + g
+        norm = math.sqrt(g @ g)
+        return g, (norm, norm, 0.0, 1.0, acts)
+
+
+def gsam(alpha, **settings):
+    """GSAM's α weighs what a refresh returns."""
+    return RuleOracle(gsam_alpha=alpha, **settings)
 
 
 REFERENCES = {  # by the name of the rule
@@ -77,6 +136,9 @@ REFERENCES = {  # by the name of the rule
     "look_sam": RuleOracle,
     "layer_sam": RuleOracle,
     "look_layer_sam": RuleOracle,
+    "asam": functools.partial(RuleOracle, eta=0.01),
+    "gsam": gsam,
+    "msam": MomentumOracle,
 }
 
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from torch_problems import LOOK_RULES, RULES, build, given
+from torch_problems import LOOK_RULES, TWO_GRADIENT_RULES, build, given
 
 from looksam.torch import tensors
 
-every_rule = pytest.mark.parametrize("name", RULES)
+every_rule = pytest.mark.parametrize("name", TWO_GRADIENT_RULES)  # for MSAM see test_torch_momentum.py
 look_rule = pytest.mark.parametrize("name", LOOK_RULES)
 
 
@@ -41,12 +41,12 @@ class Stage:
         self.opt = build(name, Still(self.params), full_info=True, **options)
 
     def refresh(self, g, g_s):
-        self.opt._passes.state.count = 0
+        self.opt.count = 0
         self.opt.step(given(self.params, self.opt, g, g_s))
         return self.grads
 
     def reuse(self, g):
-        self.opt._passes.state.count = 1
+        self.opt.count = 1
         self.opt.step(given(self.params, self.opt, g))
         return self.grads
 
@@ -56,7 +56,7 @@ class Stage:
 
     @property
     def g_v(self):
-        return list(self.opt.state_dict()["rule"]["g_v"].values())
+        return list(self.opt.state_dict()["rule"]["kept"].values())
 
     @property
     def info(self):
@@ -176,7 +176,7 @@ def test_a_parameter_that_is_never_seen_stays_without_a_gradient(name):
     assert stage.refresh([G[0], None], [G_S[0], None])[1] is None
     if name in LOOK_RULES:
         assert stage.reuse([G[0], None])[1] is None
-        assert list(stage.opt.state_dict()["rule"]["g_v"]) == [0]
+        assert list(stage.opt.state_dict()["rule"]["kept"]) == [0]
 
 
 @look_rule
