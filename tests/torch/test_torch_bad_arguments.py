@@ -7,7 +7,22 @@ import pytest
 import torch
 from torch_problems import PERIOD, RULES, TWO_GRADIENT_RULES, build, sgd, torch_problem
 
-from looksam.torch import SAM, LayerSAM, LookLayerSAM, LookSAM, SAMk
+from looksam.torch import (
+    ASAM,
+    GSAM,
+    MSAM,
+    SAM,
+    LayerSAM,
+    LookLayerSAM,
+    LookSAM,
+    SAMk,
+    SharpnessAware,
+    every,
+    global_perturbation,
+    gsam_gradient,
+    momentum_perturbation,
+    reused_g_v,
+)
 
 
 def base(**options):
@@ -16,6 +31,18 @@ def base(**options):
 
 def grouped(**options):
     return torch.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(2))], **options}], lr=0.1)
+
+
+def named():
+    return sgd([("w", torch.nn.Parameter(torch.ones(2)))])
+
+
+def composed(**choices):
+    return SharpnessAware(base(), global_perturbation(), 0.1, **choices)
+
+
+def momentum(**choices):
+    return SharpnessAware(base(), momentum_perturbation(), 0.1, **choices)
 
 
 @pytest.mark.parametrize(
@@ -50,11 +77,68 @@ def grouped(**options):
         (lambda: SAM(grouped(rho=-1.0), 0.1), ValueError, r"group 0: rho=-1.0"),
         (lambda: LookSAM(grouped(alpha="x"), 0.1), TypeError, r"group 0: alpha='x'"),
         (lambda: SAM(grouped(rho=0.2), lambda count: 0.1), ValueError, r"group 0 has rho=0.2, and rho is a function"),
+        (lambda: SAM(base(), 0.1, start=-1), ValueError, r"start=-1"),
+        (lambda: LookSAM(base(), 0.1, start=5, stop=5), ValueError, r"stop=5 is not after start=5"),
+        (lambda: SAM(base(), 0.1, perturb="bias"), TypeError, r"perturb='bias' is not callable"),
+        (lambda: SAM(base(), 0.1, perturb=str.isupper), ValueError, r"perturb= needs names, .*0 of group 0 has none"),
+        (lambda: SAM(named(), 0.1, perturb=str.isupper), ValueError, r"none of the 1 parameters, .* is 'w'"),
+        (lambda: MSAM(named(), 0.1, perturb=str.isupper), ValueError, r"none of the 1 parameters, .* is 'w'"),
+        (lambda: SAM(grouped(perturb=False), 0.1), ValueError, r"perturb selects none of the 1 parameters"),
+        (lambda: SAM(grouped(perturb="no"), 0.1), TypeError, r"group 0: perturb='no' is not a bool"),
+        (lambda: SAM(base(), 0.1, rank=True), TypeError, r"unexpected keyword argument 'rank'"),
+        (lambda: ASAM(base(), 0.1, eta=-1.0), ValueError, r"eta=-1.0 .*eta >= 0"),
+        (lambda: ASAM(base(), 0.1, eta=None), TypeError, r"eta=None is not a number; pass a number >= 0"),
+        (lambda: ASAM(base(), 0.1, p=0.5), ValueError, r"p=0.5"),
+        (lambda: ASAM(base(), 0.1, scale=True), TypeError, r"scale=True is not callable"),
+        (lambda: ASAM(base(), 0.1, scale=str.isupper), ValueError, r"scale= needs names, .*pass model="),
+        (lambda: GSAM(base(), 0.1, -0.1), ValueError, r"alpha=-0.1 .*alpha >= 0"),
+        (lambda: GSAM(base(), 0.1, None), TypeError, r"alpha=None is not a number"),
+        (lambda: GSAM(grouped(alpha=-1.0), 0.1, 0.2), ValueError, r"group 0: alpha=-1.0"),
+        (lambda: MSAM(base(), 0.1, 1.0), ValueError, r"momentum=1.0 is out of range; pass 0 <= momentum < 1"),
+        (lambda: MSAM(base(), 0.1, "0.9"), TypeError, r"momentum='0.9' is not a number"),
+        (lambda: MSAM(base(), 0.1, store_dtype=torch.int8), TypeError, r"store_dtype=torch.int8"),
+        (lambda: MSAM(base(), 0.1, per_rank=True), ValueError, r"per_rank=True needs the clean gradient"),
+        (lambda: momentum(schedule=every(3)), ValueError, r"k=3 needs the clean gradient, which a rule with the mom"),
+        (lambda: momentum(refresh=gsam_gradient(0.1)), ValueError, r"gsam_gradient\(...\) needs the clean gradient"),
+        (lambda: momentum(between=reused_g_v()), ValueError, r"reused_g_v\(...\) needs the clean gradient"),
+        (lambda: composed(schedule=5), TypeError, r"schedule is a int; pass e.g. every\(5\)"),
+        (
+            lambda: composed(refresh=reused_g_v()),
+            TypeError,
+            r"refresh is a BetweenGradient; pass e.g. sam_gradient\(\)",
+        ),
+        (lambda: composed(between=0.7), TypeError, r"between is a float; pass e.g. plain_gradient\(\)"),
+        (lambda: SharpnessAware(base(), "global", 0.1), TypeError, r"perturbation is a str; pass e.g. global_pert"),
+        (lambda: gsam_gradient("0.1"), TypeError, r"alpha='0.1' is not a number"),
+        (lambda: reused_g_v(0.7, "bfloat16"), TypeError, r"store_dtype=bfloat16"),
     ],
 )
 def test_constructors(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "message"),
+    [
+        ("k", 0, ValueError, r"k=0 .*k >= 1"),
+        ("k", 2.5, TypeError, r"k=2.5 is not an int"),
+        ("count", -1, ValueError, r"count=-1 is out of range; pass count >= 0"),
+        ("count", True, TypeError, r"count=True is not an int"),
+    ],
+)
+def test_attributes(name, value, error, message):
+    opt = LookSAM(base(), 0.1, k=3)
+    with pytest.raises(error, match=message):
+        setattr(opt, name, value)
+    assert (opt.k, opt.count) == (3, 0)
+
+
+def test_the_period_of_msam_cannot_be_set():
+    opt = MSAM(base(), 0.1)
+    with pytest.raises(AttributeError, match="k=5 cannot be set: with the momentum perturbation every step"):
+        opt.k = 5
+    assert opt.k == 1
 
 
 def test_alpha_of_one_and_rho_of_zero_are_fine():

@@ -148,6 +148,17 @@ def test_float16_that_overflows_when_rounded(name):
     assert finite(stage.g_v)
 
 
+def test_gsam_that_overflows_when_rounded_or_in_its_norm():
+    half = lambda *x: as_tensors(*x, dtype=torch.float16)
+    stage = Stage("gsam", params=([1.0, 1.0],), dtype=torch.float16, alpha=4.0)
+    g = half([3e4, 3e4])
+    same(stage.refresh(g, half([3e4, 0.0])), g)  # 0 − 4 · 3e4 in the second entry
+    assert stage.opt.info.fell_back and np.all(np.isfinite(stage.info))
+    wide = Stage("gsam", alpha=1e200)
+    same(wide.refresh(G, G_S), G)
+    assert wide.opt.info.fell_back and np.all(np.isfinite(wide.info))
+
+
 @look_rule
 def test_a_g_v_too_large_for_its_store_is_dropped(name):
     stage, g_s = Stage(name, store_dtype=torch.float16), [1e6 * x for x in G_S]

@@ -8,10 +8,19 @@ import optax
 import problems
 import pytest
 import torch
-from oracle import REFERENCES
+from oracle import REFERENCES, RuleOracle
 from torch_problems import LAYER_RULES, OPTIMIZERS, P_RULES, RULES, build, sgd, step_without_closure, torch_problem
 
 from looksam.arguments import SCALINGS
+from looksam.torch import (
+    SharpnessAware,
+    elementwise_perturbation,
+    every,
+    global_perturbation,
+    gsam_gradient,
+    layerwise_perturbation,
+    reused_g_v,
+)
 
 VARIANTS = [
     (name, p, scaling)
@@ -98,6 +107,73 @@ def test_layers_that_span_several_tensors(scaling, named_by):
     opt = build("look_layer_sam", base, scaling=scaling, full_info=True, layers=lambda n: "nested" in n, **options)
     oracle = oracle_for("look_layer_sam", ours.problem, scaling=scaling, layers=layers)
     run_both(ours, opt, oracle, PlainSGD(), steps=7)
+
+
+def mask(ours, selected):
+    """Returns which entries of the flat vector belong to a parameter for whose name ``selected`` is True."""
+    entries = np.zeros(len(ours.problem.seen), bool)
+    for name, part in zip(ours.params, ours.problem.leaves, strict=True):
+        entries[part] = selected(name)
+    return entries
+
+
+def is_outer(name):
+    return not name.startswith("nested")
+
+
+@pytest.mark.parametrize("form", ["closure", "two-phase"])
+@pytest.mark.parametrize("name", RULES)
+def test_window_and_perturbed_parameters(name, form):
+    ours = torch_problem(seed=6)
+    window = {"start": 2, "stop": 7}
+    opt = build(name, sgd(list(ours.params.items())), perturb=is_outer, full_info=True, **window)
+    oracle = oracle_for(name, ours.problem, perturbed=mask(ours, is_outer), **window)
+    run_both(ours, opt, oracle, PlainSGD(), steps=9, form=form)
+
+
+@pytest.mark.parametrize("p", [2.0, 3.0, np.inf])
+def test_parameters_that_asam_does_not_scale(p):
+    ours = torch_problem(seed=7)
+    opt = build("asam", sgd(list(ours.params.items())), p=p, eta=0.2, scale=is_outer, full_info=True)
+    oracle = oracle_for("asam", ours.problem, p=p, eta=0.2, scaled=mask(ours, is_outer))
+    run_both(ours, opt, oracle, PlainSGD(), steps=4)
+
+
+@pytest.mark.parametrize(
+    ("perturbation", "reference"),
+    [
+        (global_perturbation(3.0), {"p": 3.0}),
+        (layerwise_perturbation(scaling="adaptive"), {"scaling": "adaptive"}),
+        (elementwise_perturbation(eta=0.1), {"eta": 0.1}),
+    ],
+    ids=["global", "layer-wise", "element-wise"],
+)
+@pytest.mark.parametrize("perturbed", [None, is_outer])
+def test_compositions(perturbation, reference, perturbed):
+    """GSAM's refresh on every third step of a window, g_v reused in between, with each perturbation."""
+    ours = torch_problem(seed=8)
+    opt = SharpnessAware(
+        sgd(list(ours.params.items())),
+        perturbation,
+        0.1,
+        schedule=every(3, start=1, stop=8),
+        refresh=gsam_gradient(0.4),
+        between=reused_g_v(0.6),
+        perturb=perturbed,
+        full_info=True,
+    )
+    oracle = RuleOracle(
+        0.1,
+        k=3,
+        alpha=0.6,
+        gsam_alpha=0.4,
+        start=1,
+        stop=8,
+        layers=list(ours.problem.leaves),
+        perturbed=perturbed and mask(ours, perturbed),
+        **reference,
+    )
+    run_both(ours, opt, oracle, PlainSGD(), steps=10)
 
 
 class PlainSGD:
