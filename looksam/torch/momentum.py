@@ -27,7 +27,7 @@ class MomentumPasses(Passes):
         return "nothing" if self.perturbation.use_base_momentum else "v"
 
     @property
-    def refreshes(self) -> bool:
+    def is_due(self) -> bool:
         return False
 
     @property

@@ -76,7 +76,7 @@ class ParamGroups:
     def gradients(self, also: Collection[Tensor] = ()) -> tuple[Tensors, Tensors, list[int]]:
         """Returns the parameters that have a gradient, the gradients, and the indices of their groups.
 
-        A parameter in ``also`` without a gradient gets one of 0.
+        A parameter in ``also`` without a gradient gets one of 0, unless it is frozen.
         """
         entries = [(p, p.grad, i) for i, group in enumerate(self.base.param_groups) for p in group["params"]]
         missing = [n for n, (_, grad, _) in enumerate(entries) if grad is None]
@@ -84,7 +84,7 @@ class ParamGroups:
             raise RuntimeError("no parameter has a gradient; call loss.backward(), in the closure if there is one.")
         for n in missing:
             p, _, i = entries[n]
-            if p in also:
+            if p in also and p.requires_grad:
                 p.grad = torch.zeros_like(p)
                 entries[n] = p, p.grad, i
         params, grads, indices = zip(*(entry for entry in entries if entry[1] is not None), strict=True)

@@ -56,9 +56,14 @@ class Passes:
         return "g_v" if self.reuses else "nothing"
 
     @property
+    def is_due(self) -> bool:
+        """Whether the schedule has a second gradient on the current step."""
+        return bool(self.schedule.refreshes(self.state.count))
+
+    @property
     def refreshes(self) -> bool:
         """Whether the current step takes a second gradient: if it is due, and if some ρ is not 0."""
-        return bool(self.schedule.refreshes(self.state.count)) and self.groups.moves(self.state.count)
+        return self.is_due and self.groups.moves(self.state.count)
 
     @property
     def perturbs_first(self) -> bool:
@@ -66,8 +71,8 @@ class Passes:
         return False
 
     def new_replay(self) -> Replay | None:
-        """Records where the clean pass starts, if the step takes a second pass."""
-        return self._replay() if self.refreshes else None
+        """Records where the clean pass starts, if a second pass is due; does not ask for ρ before the step begins."""
+        return self._replay() if self.is_due else None
 
     def clear_gradients(self) -> None:
         """Sets all gradients to None."""
@@ -131,7 +136,7 @@ class Passes:
         if scaler and self._overflows(scaler, grads, space):
             return
         # Outside the window, or at a refresh that is left out because every ρ is 0.
-        if self.schedule.refreshes(state.count) or not self.schedule.is_active(state.count):
+        if self.is_due or not self.schedule.is_active(state.count):
             state.drop()
         if state.norm is None or self.reuse_alpha is None:
             self.info = formulas.plain(g, space, full_info=self.full_info)

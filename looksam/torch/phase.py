@@ -18,7 +18,7 @@ class Phase(enum.Enum):
     IDLE                  enter_closure  CLEAN_PASS  opt.step(closure)
     CLEAN_PASS            leave_closure  IDLE        opt.step(closure), if there was no second pass
     IDLE, CLEAN_PASS      perturb        PERTURBED   opt.ascend()
-    IDLE, CLEAN_PASS      skip           SKIPPED     opt.ascend() or opt.step(), on overflow
+    IDLE, CLEAN_PASS      skip           SKIPPED     opt.ascend(), its end or opt.step(), on overflow
     PERTURBED             return_to_w    IDLE        the end of ``with opt.ascend()``, or else opt.step()
     IDLE                  set_ready      READY       the same, once the gradient is in place
     READY                 begin          IDLE        opt.zero_grad(), which discards the second pass

@@ -211,6 +211,17 @@ def test_calls_in_and_out_of_order():
     opt.step(ours.closure(opt))
 
 
+def test_a_parameter_that_is_frozen_later_is_left_alone():
+    params = parameters()
+    opt = MSAM(sgdm(params, weight_decay=0.1), 0.1)
+    for i in range(4):
+        if i == 2:
+            params[1].requires_grad_(False)
+            before = params[1].detach().clone()
+        opt.step(lambda: (opt.zero_grad(), (params[0] ** 2 * params[1]).sum().backward()))
+    assert torch.equal(params[1], before) and list(opt.state_dict()["rule"]["kept"]) == [0]
+
+
 def test_parameters_that_are_switched_off_have_no_part_in_the_norm():
     params, seen = parameters(), []
     opt = MSAM(torch.optim.SGD([{"params": [p]} for p in params], lr=0.0), 0.1)

@@ -212,6 +212,17 @@ def test_a_radius_of_zero_takes_no_second_gradient(name):
     opt.step()  # without a closure too
 
 
+def test_a_schedule_is_not_asked_about_steps_that_do_not_come():
+    ours, radii = torch_problem(), [0.1, 0.2]
+    opt = SAM(sgd(ours.params.values()), radii.__getitem__)
+    for _ in radii:
+        ours.closure(opt)()
+        with opt.ascend():
+            ours.loss().backward()
+        opt.step()
+    assert opt.count == 2
+
+
 def test_the_period_and_the_count_can_be_set():
     ours = torch_problem()
     opt = LookSAM(sgd(ours.params.values()), 0.1, k=2)
