@@ -20,7 +20,7 @@ from looksam.torch.sharding import Ranks, VectorSpace, local
 from looksam.torch.state import Keeps, RuleState
 from looksam.torch.tensors import Tensors
 
-T = TypeVar("T")
+Entry = TypeVar("Entry")
 
 SMALL_GRADIENT = 2**20  # entries
 
@@ -198,7 +198,7 @@ class Passes:
         return params, local(g), local(grads)
 
 
-def at(xs: Sequence[T], positions: list[int] | None) -> list[T]:
+def at(xs: Sequence[Entry], positions: list[int] | None) -> list[Entry]:
     """Returns the entries at these positions; None for all."""
     return list(xs) if positions is None else [xs[n] for n in positions]
 
