@@ -148,6 +148,17 @@ def test_float16_that_overflows_when_rounded(name):
     assert finite(stage.g_v)
 
 
+def test_gsam_leaves_a_part_of_rounding_errors_alone():
+    """Where g_s is parallel to g, or 0, the step is that of SAM, however large α is."""
+    stage = Stage("gsam", alpha=1e12)
+    parallel = [0.7 * g for g in G]
+    same(stage.refresh(G, parallel), parallel)
+    assert float(stage.opt.info.g_v_norm) == 0.0 and float(stage.opt.info.cosine) == pytest.approx(1.0)
+    same(stage.refresh(G, ZERO), ZERO)
+    same(stage.refresh(ZERO, G_S), G_S)
+    assert np.all(np.isfinite(stage.info))
+
+
 def test_gsam_that_overflows_when_rounded_or_in_its_norm():
     half = lambda *x: as_tensors(*x, dtype=torch.float16)
     stage = Stage("gsam", params=([1.0, 1.0],), dtype=torch.float16, alpha=4.0)

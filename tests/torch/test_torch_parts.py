@@ -18,6 +18,7 @@ from looksam.torch import (
     layerwise_perturbation,
     reused_g_v,
 )
+from looksam.torch.parts import Perturbation
 
 every_rule = pytest.mark.parametrize("name", RULES)
 two_gradient_rule = pytest.mark.parametrize("name", TWO_GRADIENT_RULES)
@@ -247,3 +248,21 @@ def test_the_period_and_the_count_can_be_set():
         with pytest.raises(RuntimeError, match=f"setting opt.{name} while the weights are at w"):
             setattr(opt, name, 2)
     opt.restore()
+
+
+def test_a_perturbation_of_your_own():
+    """It gets what its function says of each parameter's name; here, parameters go against or along the gradient."""
+
+    def unit(g, w, signs, space):
+        norm = space.norm(g)
+        return g, torch.stack([sign / norm for sign in signs])
+
+    ours = torch_problem()
+    perturbation = Perturbation(unit, "signs", lambda name: -1.0 if name == "matrix" else 1.0)
+    opt = SharpnessAware(sgd(list(ours.params.items()), lr=0.0), perturbation, 0.3)
+    w, g = ours.flat(), ours.problem.gradient(ours.flat())
+    g = 0.3 * g / np.linalg.norm(g)
+    g[ours.problem.leaves[1]] *= -1
+    np.testing.assert_allclose(points(ours, opt)[1], w + g, rtol=1e-12)
+    with pytest.raises(ValueError, match="signs= needs names, and parameter 0 of group 0 has none"):
+        SharpnessAware(sgd(ours.params.values()), perturbation, 0.3)
