@@ -57,7 +57,8 @@ def refresh(
     if alphas is None:
         return _info(g_squared, g_s_squared, along, g_v_norm, refreshed=True, fell_back=~usable)
 
-    part = [torch.empty_like(x) for x in g]  # g_⊥, the part of g orthogonal to g_s
+    # GSAM, which needs g_⊥, the part of g orthogonal to g_s.
+    part = [torch.empty_like(x) for x in g]
     tensors.add_into(part, g, -divide(along, g_s_squared), g_s, space.dtype)
     size = _norm_unless_rounding_(part, usable & (g_s_squared > 0), g_squared, space)
     if g_v_norm is None:
