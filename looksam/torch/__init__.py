@@ -2,15 +2,21 @@
 
 The files, from the bottom up; each imports only those before it, and none imports JAX:
 
-    tensors       norms, dot products and sums over a list of tensors
-    sharding      the same over the shards of all ranks, and one perturbation per rank
-    formulas      the equations: the perturbation, the refresh step, the reuse step
-    replay        random state, buffers and the gradient scaler around the two passes
-    phase         where the current step is, and what is carried from step to step
-    param_groups  the base optimizer's groups: checks, gradients, names, ρ and α
-    passes        perturb the weights, put them back, adjust the gradients
-    optimizer     the wrapper that all rules share
-    sam_family    the five rules; a new rule is a class there, with its equations in formulas
+    tensors        norms, dot products and sums over a list of tensors
+    sharding       the same over the shards of all ranks, and one perturbation per rank
+    perturbations  the equations of the perturbation
+    formulas       the equations of the refresh step and the reuse step
+    replay         random state, buffers and the gradient scaler around the two passes
+    phase          where the current step is
+    state          what is carried from step to step
+    param_groups   the base optimizer's groups: checks, gradients, names, ρ and α
+    parts          the choices of which a rule is composed
+    passes         perturb the weights, put them back, adjust the gradients
+    momentum       the same for MSAM, which has one pass
+    compose        the passes of a rule from its choices
+    optimizer      the wrapper that all rules share
+    sam_variants   ASAM, GSAM and MSAM
+    sam_family     the paper's five rules, and the table of all; a new rule is a class there
 """
 
 try:
@@ -22,16 +28,40 @@ except ModuleNotFoundError as error:
         "looksam.torch needs torch, which is not installed: pip install 'looksam[torch]'", name="torch"
     ) from error
 
+from looksam.schedule import every
 from looksam.torch.formulas import StepInfo
 from looksam.torch.optimizer import SharpnessAware
+from looksam.torch.parts import (
+    elementwise_perturbation,
+    global_perturbation,
+    gsam_gradient,
+    layerwise_perturbation,
+    momentum_perturbation,
+    plain_gradient,
+    reused_g_v,
+    sam_gradient,
+)
 from looksam.torch.sam_family import SAM, LayerSAM, LookLayerSAM, LookSAM, SAMk
+from looksam.torch.sam_variants import ASAM, GSAM, MSAM
 
 __all__ = [  # noqa: RUF022 (plainly sorted)
+    "ASAM",
+    "GSAM",
     "LayerSAM",
     "LookLayerSAM",
     "LookSAM",
+    "MSAM",
     "SAM",
     "SAMk",
     "SharpnessAware",
     "StepInfo",
+    "elementwise_perturbation",
+    "every",
+    "global_perturbation",
+    "gsam_gradient",
+    "layerwise_perturbation",
+    "momentum_perturbation",
+    "plain_gradient",
+    "reused_g_v",
+    "sam_gradient",
 ]

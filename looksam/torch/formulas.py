@@ -1,13 +1,10 @@
-"""The equations of docs/maths.md on lists of tensors: the perturbation ε, the refresh step and the reuse step.
+"""The equations of docs/maths.md on lists of tensors: what a refresh step, a reuse step and any other step return.
 
-A new perturbation is a function like ``global_perturbation``, and a new kind of step one like ``reuse``; both work on
-the shards of this rank and take their norms from ``space``. Nothing here waits for a device: conditions stay tensors,
-and only on a CPU does Python read them.
+A new kind of step is a function like ``reuse``; it works on the shards of this rank and takes its norms from ``space``.
+Nothing here waits for a device: conditions stay tensors, and only on a CPU does Python read them.
 """
 
-import functools
-import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -17,10 +14,6 @@ from looksam.torch import tensors
 from looksam.torch.sharding import VectorSpace
 from looksam.torch.tensors import Tensors, divide, finite
 
-# (g, w, the layer of each tensor, space) → one direction per tensor and one factor per tensor, where ε/ρ is
-# factor · direction. For p = 2 the directions are the gradients themselves, so that nothing is written.
-UnitPerturbation = Callable[[Tensors, Tensors, list[Hashable], VectorSpace], tuple[Tensors, Tensor]]
-
 
 class StepInfo(NamedTuple):
     """What a step did, as 0-dim tensors, for logging only.
@@ -29,95 +22,12 @@ class StepInfo(NamedTuple):
     ``full_info=True`` fills in all of them.
     """
 
-    grad_norm: Tensor | None  # ‖g‖ of the clean gradient
+    grad_norm: Tensor | None  # ‖g‖ of the clean gradient; for MSAM, that of its only one
     returned_norm: Tensor | None  # norm of the gradient that the base optimizer gets
     g_v_norm: Tensor | None  # ‖g_v‖ computed on this step or carried into it; 0 where there is none
     cosine: Tensor | None  # between g and the returned gradient; 1 where g is 0, 0 where only the other is
-    refreshed: bool  # whether the second gradient was taken
+    refreshed: bool  # whether a gradient was taken at the perturbed parameters w + ε
     fell_back: Tensor  # whether g was returned because a norm was not finite
-
-
-def global_perturbation(p: float) -> UnitPerturbation:
-    """Returns SAM's ε/ρ: the unit vector of the p-norm of steepest ascent, over all parameters."""
-    return functools.partial(_over_all, p)
-
-
-def layer_perturbation(p: float, scaling: str) -> UnitPerturbation:
-    """Returns LayerSAM's ε/ρ: the perturbation of each layer is scaled by the norm of the layer's weights."""
-    return functools.partial(_by_layer, p, scaling)
-
-
-def _over_all(p: float, g: Tensors, w: Tensors, layers: list[Hashable], space: VectorSpace) -> tuple[Tensors, Tensor]:
-    del w, layers
-    unit = _steepest(g, p, space)
-    return unit.directions, unit.factors
-
-
-def _by_layer(
-    p: float, scaling: str, g: Tensors, w: Tensors, layers: list[Hashable], space: VectorSpace
-) -> tuple[Tensors, Tensor]:
-    squares = space.squares(w, g)
-    weight_norms, g_norms = _layer_norms(squares, layers)  # T and ‖g_i‖
-    if scaling == "adaptive":
-        unit = _steepest(g, p, space, weight_norms, squares[1])
-        return unit.directions, weight_norms * unit.factors  # (6)
-    unit = _steepest(g, p, space, squares=squares[1])
-    ratios = divide(weight_norms, g_norms)  # Λ, 0 where g_i = 0
-    if scaling == "literal":
-        return unit.directions, ratios * unit.factors  # (5)
-    length = torch.linalg.vector_norm(ratios * unit.sizes, p)
-    return unit.directions, divide(ratios, length)  # (4)
-
-
-class _Steepest(NamedTuple):
-    """The unit vector of the p-norm along which x ascends fastest, as factors · directions."""
-
-    directions: Tensors
-    factors: Tensor  # one per tensor
-    sizes: Tensor  # the p-norm of each direction
-
-
-def _steepest(
-    g: Tensors, p: float, space: VectorSpace, scales: Tensor | None = None, squares: Tensor | None = None
-) -> _Steepest:
-    """Returns sign(x) |x|^(q-1) / (‖x‖_q^q)^(1/p) with 1/p + 1/q = 1, for x = scales · g; 0 where x is 0.
-
-    ``squares`` are the ‖g‖² of the tensors, if they are known already.
-    """
-    if p == 2:
-        sizes = (space.squares(g)[0] if squares is None else squares).sqrt()
-        scales = torch.ones_like(sizes) if scales is None else scales
-        length = (scales * sizes).square().sum().sqrt()
-        return _Steepest(g, divide(scales, length), sizes)  # (1)
-    maxima = space.largest(g)
-    scales = torch.ones_like(maxima) if scales is None else scales
-    if math.isinf(p):
-        return _Steepest(torch._foreach_sign(g), (scales > 0).to(maxima), (maxima > 0).to(maxima))  # (2)
-    # The direction does not depend on the scale of x. Dividing by max |x| first keeps |x|^q in range.
-    q = p / (p - 1)
-    unit = torch._foreach_mul(tensors.cast(g, space.dtype), list(divide(scales, (scales * maxima).amax()).unbind()))
-    powers = torch._foreach_pow(torch._foreach_abs(unit), q)
-    sums = space.summed(torch.stack([x.sum() for x in powers]))
-    directions = torch._foreach_pow(torch._foreach_abs(unit), q - 1)
-    torch._foreach_mul_(directions, torch._foreach_sign(unit))
-    length = sums.sum() ** (1 / p)
-    return _Steepest(directions, divide(torch.ones_like(sums), length), sums ** (1 / p))  # (3)
-
-
-def _layer_norms(squares: Tensor, layers: list[Hashable]) -> Tensor:
-    """Returns, for each tensor, the 2-norm of the layer it belongs to."""
-    if len(set(layers)) == len(layers):
-        return squares.sqrt()
-    firsts = [layers.index(name) for name in layers]
-    same = _same_layer(tuple(firsts), squares.device)
-    return torch.where(same, squares[:, None, :], 0).sum(-1).sqrt()
-
-
-@functools.lru_cache(maxsize=8)
-def _same_layer(firsts: tuple[int, ...], device: torch.device) -> Tensor:
-    """Returns which pairs of tensors belong to one layer, as a square matrix of booleans."""
-    numbers = torch.tensor(firsts, device=device)
-    return numbers[:, None] == numbers[None, :]
 
 
 def refresh(
@@ -126,12 +36,15 @@ def refresh(
     space: VectorSpace,
     *,
     into: Tensors | None,
+    alphas: list[float] | None = None,
     agree: Callable[[Tensor, Tensors], Tensor] | None = None,
+    full_info: bool = False,
 ) -> StepInfo:
     """Leaves in ``g_s`` the gradient for the base optimizer, and writes its part orthogonal to g to ``into``, if given.
 
-    Where each rank has a ``g`` of its own, ``agree(usable, g)`` makes all ranks decide alike, and leaves the mean in
-    ``g`` if that is what they return.
+    With ``alphas``, one per tensor, that gradient is GSAM's; ``into`` must not be ``g`` then. Where each rank has a
+    ``g`` of its own, ``agree(usable, g)`` makes all ranks decide alike, and leaves the mean in ``g`` if that is what
+    they return.
     """
     g_squared, along, g_s_squared = space.gram(g, g_s)
     usable = finite(g_squared) & finite(g_s_squared)
@@ -140,12 +53,38 @@ def refresh(
     g_v_norm = None
     if into is not None:
         tensors.add_into(into, g_s, -divide(along, g_squared), g, space.dtype)  # (8)
-        g_v_norm = space.norm(into)
-        rounding = 16 * torch.finfo(space.dtype).eps * g_s_squared.sqrt()
-        real = usable & finite(g_v_norm) & (g_v_norm > rounding) & (g_squared > 0)  # (9)
-        tensors.zero_unless_(real, into)
-        g_v_norm = torch.where(real, g_v_norm, 0)
-    return _info(g_squared, g_s_squared, along, g_v_norm, refreshed=True, fell_back=~usable)
+        g_v_norm = _norm_unless_rounding_(into, usable & (g_squared > 0), g_s_squared, space)
+    if alphas is None:
+        return _info(g_squared, g_s_squared, along, g_v_norm, refreshed=True, fell_back=~usable)
+
+    # GSAM, which needs g_⊥, the part of g orthogonal to g_s.
+    part = [torch.empty_like(x) for x in g]
+    tensors.add_into(part, g, -divide(along, g_s_squared), g_s, space.dtype)
+    size = _norm_unless_rounding_(part, usable & (g_s_squared > 0), g_squared, space)
+    if g_v_norm is None:
+        g_v_norm = torch.where(size > 0, size * divide(g_s_squared, g_squared).sqrt(), 0)
+    strengths = {alpha: torch.full_like(size, -alpha) for alpha in set(alphas)}
+    tensors.add_scaled_(g_s, [strengths[alpha] for alpha in alphas], part, space.dtype)  # (13)
+    fits = finite((g_s_squared.sqrt() + max(alphas) * size).square())
+    if not tensors.all_of(space.dtype, g_s):  # rounding to a narrow dtype may overflow
+        fits = fits & finite(space.norm(g_s))
+    tensors.choose_(fits, g_s, g)
+    usable = usable & fits
+    if len(strengths) == 1:
+        g_s_squared, along = g_s_squared + (alphas[0] * size).square(), along - alphas[0] * size.square()
+    elif full_info:
+        _, along, g_s_squared = space.gram(g, g_s)
+    info = _info(g_squared, g_s_squared, along, g_v_norm, refreshed=True, fell_back=~usable)
+    return info if len(strengths) == 1 or full_info else info._replace(returned_norm=None, cosine=None)
+
+
+def _norm_unless_rounding_(part: Tensors, usable: Tensor, whole_squared: Tensor, space: VectorSpace) -> Tensor:
+    """Returns the norm of an orthogonal part; where that is only rounding, sets the part to 0."""
+    norm = space.norm(part)
+    rounding = 16 * torch.finfo(space.dtype).eps * whole_squared.sqrt()
+    real = usable & finite(norm) & (norm > rounding)  # (9)
+    tensors.zero_unless_(real, part)
+    return torch.where(real, norm, 0)
 
 
 def reuse(

@@ -1,38 +1,83 @@
 """The optimizer that all rules share: it wraps another one and decides which gradient that one sees."""
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from looksam import arguments
+from looksam.schedule import RefreshSchedule
 from looksam.torch import phase
-from looksam.torch.formulas import StepInfo, UnitPerturbation
-from looksam.torch.param_groups import (
-    Layers,
-    ParamGroups,
-    ScalarOrSchedule,
-    check_base,
-    check_model,
-    check_store_dtype,
-    non_negative,
-)
+from looksam.torch.compose import compose
+from looksam.torch.formulas import StepInfo
+from looksam.torch.momentum import MomentumPasses
+from looksam.torch.param_groups import ByName, ScalarOrSchedule, check_base
+from looksam.torch.parts import BetweenGradient, MomentumPerturbation, Perturbation, RefreshGradient
 from looksam.torch.passes import Passes
 from looksam.torch.phase import Phase
 from looksam.torch.replay import Scaler, enabled
-from looksam.torch.sharding import PERTURBATIONS, Ranks
+from looksam.torch.state import checked
+
+
+class Options(TypedDict, total=False):
+    """Keywords that all named rules pass on to ``SharpnessAware``, which documents them."""
+
+    perturb: ByName | None
+    model: nn.Module | None
+    per_rank: bool
+    full_info: bool
 
 
 class SharpnessAware(Optimizer):
-    """A sharpness-aware rule around a base optimizer; the five subclasses are the rules.
+    """A sharpness-aware rule around a base optimizer: four choices, of which the named rules are combinations.
 
-    A rule is {perturbation} × {period of the second gradient} × {what the steps in between do}.
+    Args:
+      base: the optimizer that takes the steps, e.g. ``torch.optim.AdamW(model.parameters())``.
+      perturbation: where the second gradient is taken: ``global_perturbation``, ``layerwise_perturbation``,
+        ``elementwise_perturbation`` or ``momentum_perturbation``.
+      rho: radius ρ ≥ 0 of the perturbation: a number, or a function of the rule's step count. A ``"rho"`` in a param
+        group applies to that group: ε is ρ times a unit vector over all parameters, and each tensor uses its own
+        group's ρ. A step on which every ρ is 0 takes no second gradient.
+      schedule: on which steps it is taken, from ``every``; by default on all of them.
+      refresh: what such a step returns: ``sam_gradient()``, the default, or ``gsam_gradient(alpha)``.
+      between: what the other steps return: ``plain_gradient()``, the default, or ``reused_g_v(alpha)``.
+      perturb: a function from a parameter's name, like ``"block.weight"``, to whether it is perturbed; by default all
+        are. One that is not is left at w, and counts in no norm of which ε is made; g_v is still over all parameters.
+        ``"perturb": False`` in a param group does the same for that group. Names are those of ``model``, or of the
+        ``named_parameters()`` that the base was given.
+      model: the module that the closure trains. Its buffers (BatchNorm statistics) then come from the clean pass.
+      per_rank: whether each rank has a perturbation of its own; ``model`` must then be a DistributedDataParallel.
+      full_info: fill in all fields of ``opt.info``, which costs one more pass over the gradients on some steps.
 
     Attributes:
       base: the wrapped optimizer. Its param groups and its state are also those of the wrapper.
+
+    Example:
+      >>> import torch
+      >>> from looksam.torch import SharpnessAware, elementwise_perturbation, every, reused_g_v
+      >>> w = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+      >>> opt = SharpnessAware(  # LookSAM with ASAM's perturbation, from step 1 on
+      ...     torch.optim.SGD([w], lr=0.1),
+      ...     elementwise_perturbation(),
+      ...     rho=0.5,
+      ...     schedule=every(3, start=1),
+      ...     between=reused_g_v(alpha=0.3),
+      ... )
+      >>> def closure():
+      ...     opt.zero_grad()
+      ...     loss = (w**2).sum()
+      ...     loss.backward()
+      ...     return loss
+      >>> refreshed = []
+      >>> for _ in range(5):
+      ...     loss = opt.step(closure)
+      ...     refreshed.append(opt.info.refreshed)
+      >>> refreshed
+      [False, True, False, False, True]
     """
 
     base: Optimizer
@@ -41,31 +86,31 @@ class SharpnessAware(Optimizer):
     def __init__(
         self,
         base: Optimizer,
-        unit_perturbation: UnitPerturbation,
-        *,
+        perturbation: Perturbation | MomentumPerturbation,
         rho: ScalarOrSchedule,
-        k: int,
-        alpha: ScalarOrSchedule | None = None,
-        layers: Layers | None = None,
-        store_dtype: torch.dtype | None = None,
+        *,
+        schedule: RefreshSchedule | None = None,
+        refresh: RefreshGradient | None = None,
+        between: BetweenGradient | None = None,
+        perturb: ByName | None = None,
         model: nn.Module | None = None,
-        perturbation: str = "global",
+        per_rank: bool = False,
         full_info: bool = False,
     ) -> None:
         check_base(base, SharpnessAware)
-        check_model(model)
-        check_store_dtype(store_dtype)
-        arguments.name_function("layers", layers, "block.weight", "the name of its layer")
-        settings: dict[str, ScalarOrSchedule] = {"rho": rho} | ({} if alpha is None else {"alpha": alpha})
-        numbers = {name: value for name, value in settings.items() if not callable(value)}
-        for name, value in numbers.items():
-            non_negative(name, value)
-        if perturbation not in PERTURBATIONS:
-            raise ValueError(f"perturbation={perturbation!r} is unknown; pass 'global' or 'rank'.")
-        ranks = Ranks(model) if perturbation == "rank" else None
-        groups = ParamGroups(base, settings, layers, model)
-        passes = Passes(groups, unit_perturbation, arguments.period(k), store_dtype, model, ranks, full_info)
-        groups.check()
+        passes = compose(
+            base,
+            perturbation,
+            rho,
+            schedule=schedule,
+            refresh=refresh,
+            between=between,
+            perturb=perturb,
+            model=model,
+            per_rank=per_rank,
+            full_info=full_info,
+        )
+        numbers = {name: value for name, value in passes.groups.settings.items() if not callable(value)}
         # Optimizer.__init__ would build param groups of its own; this sets up the rest: hooks and the profiler.
         self.__setstate__({"base": base, "defaults": {**numbers, **base.defaults}, "_passes": passes})
 
@@ -73,8 +118,12 @@ class SharpnessAware(Optimizer):
         return {name: self.__dict__[name] for name in ("base", "defaults", "_passes")}
 
     def __repr__(self) -> str:
-        settings = ", ".join(f"{name}={value}" for name, value in self._passes.groups.settings.items())
-        return f"{type(self).__name__}({settings}, k={self._passes.k}, base={self.base!r})"
+        schedule = self._passes.schedule
+        settings: dict[str, Any] = {**self._passes.groups.settings, "k": schedule.k}
+        if not schedule.is_always_active:
+            settings |= {"start": schedule.start, "stop": schedule.stop}
+        listed = ", ".join(f"{name}={value}" for name, value in settings.items())
+        return f"{type(self).__name__}({listed}, base={self.base!r})"
 
     # What belongs to the base optimizer.
 
@@ -118,16 +167,41 @@ class SharpnessAware(Optimizer):
 
     @property
     def needs_second_pass(self) -> bool:
-        """Whether the next step takes a second gradient."""
+        """Whether the next step takes a second gradient; never for MSAM, whose only one is taken at w + ε."""
         return self._passes.refreshes
+
+    @property
+    def count(self) -> int:
+        """The number of steps taken, by which refreshes and schedules go. It can be set between steps."""
+        return self._passes.state.count
+
+    @count.setter
+    def count(self, count: int) -> None:
+        self._passes.step.check_at_w("setting opt.count")
+        self._passes.state.count = arguments.whole("count", count, least=0)
+
+    @property
+    def k(self) -> int:
+        """The number of steps that share one second gradient. It can be set between steps, and is not saved."""
+        return self._passes.schedule.k
+
+    @k.setter
+    def k(self, k: int) -> None:
+        passes = self._passes
+        passes.step.check_at_w("setting opt.k")
+        if isinstance(passes, MomentumPasses):
+            raise AttributeError(f"k={k} cannot be set: with the momentum perturbation every step takes one gradient.")
+        passes.schedule = dataclasses.replace(passes.schedule, k=arguments.period(k))
+        if not passes.reuses:
+            passes.state.drop()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, scaler: Scaler | None = None) -> Any:
-        """Takes one step, and returns what the closure returned on its clean pass.
+        """Takes one step, and returns what the closure returned on its clean pass (for MSAM, on its only one).
 
         Args:
-          closure: clears the gradients, computes the loss, calls its ``backward`` and returns it. It is called once on
-            reuse steps and twice on refresh steps, each time with no gradients left over. Without a closure, the
+          closure: clears the gradients, computes the loss, calls its ``backward`` and returns it. It is called twice on
+            refresh steps and once on all others, each time with no gradients left over. Without a closure, the
             gradients must be in place already: see ``ascend``.
           scaler: the ``torch.amp.GradScaler`` that scales the loss. A step whose clean gradient overflows is skipped
             and does not count.
@@ -150,16 +224,19 @@ class SharpnessAware(Optimizer):
         """In a loop without a closure, between the passes: collects the gradients and moves the weights to w + ε.
 
         ``with opt.ascend():`` around the second pass puts the weights back when it ends, also by an exception. Without
-        ``with``, ``opt.step()`` puts them back, or ``opt.restore()`` if the second pass failed.
+        ``with``, ``opt.step()`` puts them back, or ``opt.restore()`` if the second pass failed. With MSAM it goes
+        around the only pass, of every step: outside of its window it does nothing.
         """
         passes = self._passes
         passes.step.check_ascent()
-        if not self.needs_second_pass:
+        if not (passes.refreshes or passes.perturbs_first):
+            if isinstance(passes, MomentumPasses):
+                return SecondPass(self)
             raise RuntimeError(
                 "opt.ascend() on a step that takes no second gradient; check opt.needs_second_pass first."
             )
         if passes.ranks and passes.step.phase is not Phase.CLEAN_PASS:
-            raise RuntimeError("perturbation='rank' needs opt.step(closure): its clean pass must not be synchronised.")
+            raise RuntimeError("per_rank=True needs opt.step(closure): its clean pass must not be synchronised.")
         try:
             passes.perturb(enabled(scaler))
         except BaseException:
@@ -176,10 +253,13 @@ class SharpnessAware(Optimizer):
         """Runs the closure, once or twice, and returns its first result."""
         passes = self._passes
         if passes.ranks and scaler:
-            raise ValueError("perturbation='rank' does not work with a gradient scaler; use bfloat16, or 'global'.")
+            raise ValueError("per_rank=True does not work with a gradient scaler; use bfloat16, or leave it out.")
         passes.step.enter_closure(passes.new_replay())
         try:
             passes.clear_gradients()
+            if passes.perturbs_first:
+                with self.ascend(scaler=scaler):
+                    return closure()
             loss = self._clean(closure)
             if passes.refreshes:
                 second_pass = self.ascend(scaler=scaler)
@@ -208,7 +288,12 @@ class SharpnessAware(Optimizer):
                 raise RuntimeError("opt.ascend and opt.step got different scalers; pass scaler= to both.")
             passes.descend(self)
         elif passes.step.phase in phase.BEFORE_ASCENT:
-            if self.needs_second_pass:
+            if passes.perturbs_first:
+                raise RuntimeError(
+                    "this step takes its gradient at w + ε; pass a closure, or put `with opt.ascend():` around the "
+                    "forward and backward pass."
+                )
+            if passes.refreshes:
                 raise RuntimeError(
                     "this step takes a second gradient; pass a closure, or call opt.ascend() and loss.backward() again "
                     "if opt.needs_second_pass."
@@ -218,12 +303,12 @@ class SharpnessAware(Optimizer):
     # Saving.
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state dict of the base optimizer, with the rule's count and g_v under ``"rule"``."""
+        """Returns the state dict of the base optimizer, with the rule's count and g_v, or v, under ``"rule"``."""
         passes = self._passes
         passes.step.check_at_w("opt.state_dict()")
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
-        state = {**self.base.state_dict(), "rule": passes.state.state_dict(passes.groups.params, passes.reuses)}
+        state = {**self.base.state_dict(), "rule": passes.state.state_dict(passes.groups.params, passes.keeps)}
         for after in self._optimizer_state_dict_post_hooks.values():
             state = after(self, state) or state
         return state
@@ -236,7 +321,7 @@ class SharpnessAware(Optimizer):
         state, params = dict(state_dict), passes.groups.params
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state = hook(self, state) or state
-        saved = phase.checked(state, params, passes.reuses)
+        saved = checked(state, params, passes.keeps)
         self.base.load_state_dict({name: value for name, value in state.items() if name != "rule"})
         passes.state.load_state_dict(saved, params, passes.store_dtype)
         passes.info = None

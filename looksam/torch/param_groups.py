@@ -1,8 +1,8 @@
-"""The base optimizer's parameter groups: checks, gradients, names of parameters, and each group's ρ and α."""
+"""The base optimizer's groups: checks, gradients, names of parameters, each group's ρ and α, what is perturbed."""
 
 import math
 from collections.abc import Callable, Collection, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from looksam.torch.tensors import Tensors
 
 ScalarOrSchedule = float | Callable[[int], float]  # a number, or a function of the rule's step count
 Layers = Callable[[str], Hashable]  # from a parameter's name, "block.weight", to the name of its layer
+ByName = Callable[[str], bool]  # from a parameter's name to yes or no
 
 WRAPPERS = ("_orig_mod.", "module.")  # torch.compile and DistributedDataParallel; a layer keeps its name under them
 
@@ -23,9 +24,10 @@ class ParamGroups:
     """The base optimizer's groups as a rule sees them; ``base`` may replace or extend them at any time."""
 
     base: Optimizer
-    settings: dict[str, ScalarOrSchedule]  # rho, and alpha for rules that reuse g_v
-    layers: Layers | None
+    settings: dict[str, ScalarOrSchedule]  # rho, and the alpha of rules that have one
+    functions: dict[str, Callable[[str], Hashable] | None]  # functions of a name, by the argument they were passed as
     model: nn.Module | None
+    _results: dict[str, dict[Tensor, Hashable]] = field(default_factory=dict)  # of these functions
 
     @property
     def params(self) -> Tensors:
@@ -48,7 +50,19 @@ class ParamGroups:
                     raise ValueError(f"group {i} has {name}={group[name]}, and {name} is a function of the step count.")
                 if not callable(value):
                     non_negative(f"group {i}: {name}", group.setdefault(name, value))
-        self.layers_of(self.params)
+        params = self.params
+        for argument in self.functions:
+            self.named(argument, params)
+        for i, group in enumerate(self.base.param_groups):
+            if not isinstance(group.get("perturb", True), bool):
+                raise TypeError(f"group {i}: perturb={group['perturb']!r} is not a bool; pass True or False.")
+        indices = [i for i, group in enumerate(self.base.param_groups) for _ in group["params"]]
+        if self.perturbed(params, indices) == []:
+            first = next(iter(self._described().values()))
+            raise ValueError(
+                f"perturb selects none of the {len(params)} parameters, the first of which is {first}; pass a function "
+                "that is True for those that the rule shall perturb."
+            )
 
     def values(self, name: str, count: int) -> list[float]:
         """Returns the value of a setting for each group, at this step count."""
@@ -62,7 +76,7 @@ class ParamGroups:
     def gradients(self, also: Collection[Tensor] = ()) -> tuple[Tensors, Tensors, list[int]]:
         """Returns the parameters that have a gradient, the gradients, and the indices of their groups.
 
-        A parameter in ``also`` without a gradient gets one of 0.
+        A parameter in ``also`` without a gradient gets one of 0, unless it is frozen.
         """
         entries = [(p, p.grad, i) for i, group in enumerate(self.base.param_groups) for p in group["params"]]
         missing = [n for n, (_, grad, _) in enumerate(entries) if grad is None]
@@ -70,7 +84,7 @@ class ParamGroups:
             raise RuntimeError("no parameter has a gradient; call loss.backward(), in the closure if there is one.")
         for n in missing:
             p, _, i = entries[n]
-            if p in also:
+            if p in also and p.requires_grad:
                 p.grad = torch.zeros_like(p)
                 entries[n] = p, p.grad, i
         params, grads, indices = zip(*(entry for entry in entries if entry[1] is not None), strict=True)
@@ -88,17 +102,36 @@ class ParamGroups:
                     "the rules need dense gradients: sparse=False."
                 )
 
-    def layers_of(self, params: Tensors) -> list[Hashable]:
-        """Returns the layer of each parameter; by default every tensor is a layer of its own."""
-        if self.layers is None:
-            return list(range(len(params)))
-        names = self._names()
-        for p in params:
+    def moves(self, count: int) -> bool:
+        """Whether any weight is perturbed by a step at this count: not where every ρ is 0."""
+        radii, switches = self.values("rho", count), self._switches()
+        return any(rho > 0 and is_on for rho, is_on in zip(radii, switches, strict=True))
+
+    def perturbed(self, params: Tensors, indices: list[int]) -> list[int] | None:
+        """Returns the positions of the parameters that are perturbed; None for all. ``indices`` are their groups'."""
+        switches, selected = self._switches(), self.named("perturb", params)
+        if selected is None and all(switches):
+            return None
+        return [n for n, i in enumerate(indices) if switches[i] and (selected is None or selected[n])]
+
+    def _switches(self) -> list[bool]:
+        return [group.get("perturb", True) for group in self.base.param_groups]
+
+    def named(self, argument: str, params: Tensors) -> list[Hashable] | None:
+        """Returns what the function passed as this argument says of each parameter's name; None if none was passed."""
+        function = self.functions.get(argument)
+        if function is None:
+            return None
+        known = self._results.setdefault(argument, {})
+        new = [p for p in params if p not in known]
+        names = self._names() if new else {}
+        for p in new:
             if p not in names:
                 raise ValueError(
-                    f"layers= needs names, and parameter {self._described()[p]} has none; pass model= as well."
+                    f"{argument}= needs names, and parameter {self._described()[p]} has none; pass model= as well."
                 )
-        return [self.layers(names[p]) for p in params]
+            known[p] = function(names[p])
+        return [known[p] for p in params]
 
     def _names(self) -> dict[Tensor, str]:
         """Returns the names in the model, or those in the ``named_parameters()`` that the base optimizer was given."""

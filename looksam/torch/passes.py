@@ -1,19 +1,26 @@
 """What happens around the two passes: gradients are collected, weights perturbed and put back, gradients adjusted."""
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from looksam.schedule import RefreshSchedule
 from looksam.torch import formulas, tensors
-from looksam.torch.formulas import StepInfo, UnitPerturbation
+from looksam.torch.formulas import StepInfo
 from looksam.torch.param_groups import ParamGroups
-from looksam.torch.phase import CurrentStep, Perturbed, RuleState
+from looksam.torch.parts import Perturbation
+from looksam.torch.phase import CurrentStep, Perturbed
 from looksam.torch.replay import Replay, Scaler, overflowed
 from looksam.torch.sharding import Ranks, VectorSpace, local
+from looksam.torch.state import Keeps, RuleState
 from looksam.torch.tensors import Tensors
+
+Entry = TypeVar("Entry")
 
 SMALL_GRADIENT = 2**20  # entries
 
@@ -26,8 +33,10 @@ class Passes:
     """
 
     groups: ParamGroups
-    unit_perturbation: UnitPerturbation
-    k: int
+    perturbation: Perturbation
+    schedule: RefreshSchedule
+    refresh_alpha: str | None  # the setting that is GSAM's α; None if a refresh returns g_s
+    reuse_alpha: str | None  # the setting that is LookSAM's α; None if the other steps return g
     store_dtype: torch.dtype | None
     model: nn.Module | None
     ranks: Ranks | None  # None if all ranks share one perturbation
@@ -39,16 +48,31 @@ class Passes:
     @property
     def reuses(self) -> bool:
         """Whether g_v is kept. With k = 1, which is SAM, it never is."""
-        return "alpha" in self.groups.settings and self.k > 1
+        return self.reuse_alpha is not None and self.schedule.k > 1
+
+    @property
+    def keeps(self) -> Keeps:
+        """What is kept from step to step."""
+        return "g_v" if self.reuses else "nothing"
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the schedule has a second gradient on the current step."""
+        return bool(self.schedule.refreshes(self.state.count))
 
     @property
     def refreshes(self) -> bool:
-        """Whether the current step takes a second gradient."""
-        return self.state.count % self.k == 0
+        """Whether the current step takes a second gradient: if it is due, and if some ρ is not 0."""
+        return self.is_due and self.groups.moves(self.state.count)
+
+    @property
+    def perturbs_first(self) -> bool:
+        """Whether the only gradient of the current step is taken at w + ε, as by MSAM."""
+        return False
 
     def new_replay(self) -> Replay | None:
-        """Records where the clean pass starts, if the step takes a second pass."""
-        return self._replay() if self.refreshes else None
+        """Records where the clean pass starts, if a second pass is due; does not ask for ρ before the step begins."""
+        return self._replay() if self.is_due else None
 
     def clear_gradients(self) -> None:
         """Sets all gradients to None."""
@@ -58,22 +82,28 @@ class Passes:
     def perturb(self, scaler: Scaler | None) -> None:
         """Collects the clean gradients and moves the weights to w + ε; if the gradients overflowed, skips the step."""
         # Where ranks average their gradients, all of them must have the same ones.
-        trained = {p for p in self.groups.params if p.requires_grad} if self.ranks and self.reuses else ()
+        trained = {p for p in self.groups.params if p.requires_grad} if self._averages_g else ()
         params, grads, groups = self.groups.gradients(also=trained)
         space = VectorSpace.of(params)
         if scaler and self._overflows(scaler, grads, space):
             return
         g = [_to_hold(x) for x in grads]
-        weights, shards = local(params), local(g)
-        directions, factors = self.unit_perturbation(shards, weights, self.groups.layers_of(params), space)
-        radii = _by_group(factors, self.groups.values("rho", self.state.count), groups)
+        shards, chosen = local(g), self.groups.perturbed(params, groups)
+        moved = at(params, chosen)
+        weights, epsilon = local(moved), None
+        if moved:
+            space = space if chosen is None else VectorSpace.of(moved)
+            labels = self.groups.named(self.perturbation.argument, moved)
+            directions, factors = self.perturbation.unit(at(shards, chosen), weights, labels, space)
+            epsilon = by_group(factors, self.groups.values("rho", self.state.count), at(groups, chosen)), directions
         replay = self.step.start or self._replay()
-        saved = self._saved(params, weights)
+        saved = self._saved(params, weights, chosen)
         self.step.perturb(Perturbed(dict(zip(params, g, strict=True)), weights, saved, replay, scaler))
         self.clear_gradients()
-        tensors.add_scaled_(weights, radii, directions, space.dtype)
+        if epsilon is not None:
+            tensors.add_scaled_(weights, *epsilon, space.dtype)
         torch.clear_autocast_cache()  # it may hold casts of w
-        if self.ranks and self.reuses:  # g_v is computed from the means
+        if self.ranks and self._averages_g:
             self.ranks.average_(shards)
 
     def descend(self, wrapper: Optimizer) -> None:
@@ -82,26 +112,39 @@ class Passes:
         if held.scaler:
             held.scaler.unscale_(wrapper)
         params, g, g_s = self._pairs(held)
-        into = self.state.g_v_buffers(params, self.store_dtype) if self.reuses else g if self.full_info else None
-        agree = self.ranks.agree if self.ranks and not self.reuses else None
-        self.info = formulas.refresh(g, g_s, VectorSpace.of(params), into=into, agree=agree)
-        self.state.g_v_norm = self.info.g_v_norm if self.reuses else None
+        alphas = self._refresh_alphas(params)
+        into = g if self.full_info and alphas is None else None
+        if self.reuses:
+            into = self.state.g_v_buffers(params, self.store_dtype)
+        self.info = formulas.refresh(
+            g,
+            g_s,
+            VectorSpace.of(params),
+            into=into,
+            alphas=alphas,
+            agree=self.ranks.agree if self.ranks and not self._averages_g else None,
+            full_info=self.full_info,
+        )
+        self.state.norm = self.info.g_v_norm if self.reuses else None
         self.step.set_ready()
 
     def reuse(self, scaler: Scaler | None) -> None:
         """Adjusts the gradients in place; without a g_v they stay as they are."""
         state = self.state
-        params, grads, groups = self.groups.gradients(also=state.g_v)  # g is 0 where this batch uses no parameter
+        params, grads, groups = self.groups.gradients(also=state.kept)  # g is 0 where this batch uses no parameter
         space, g = VectorSpace.of(params), local(grads)
         if scaler and self._overflows(scaler, grads, space):
             return
-        if state.g_v_norm is None:
+        # Outside the window, or at a refresh that is left out because every ρ is 0.
+        if self.is_due or not self.schedule.is_active(state.count):
+            state.drop()
+        if state.norm is None or self.reuse_alpha is None:
             self.info = formulas.plain(g, space, full_info=self.full_info)
             return
-        alpha = self.groups.values("alpha", state.count)
-        g_v = _aligned(params, list(state.g_v), local(list(state.g_v.values())))
+        alpha = self.groups.values(self.reuse_alpha, state.count)
+        g_v = _aligned(params, list(state.kept), local(list(state.kept.values())))
         alphas = [alpha[i] for i in groups]
-        self.info = formulas.reuse(g, g_v, alphas, state.g_v_norm, space, full_info=self.full_info)
+        self.info = formulas.reuse(g, g_v, alphas, state.norm, space, full_info=self.full_info)
 
     def restore(self) -> None:
         """Puts the weights back if they are not at w, and discards the second pass."""
@@ -120,15 +163,28 @@ class Passes:
             return True
         return False
 
-    def _saved(self, params: Tensors, weights: Tensors) -> Tensors:
+    @property
+    def _averages_g(self) -> bool:
+        """Whether ranks with a perturbation each need the mean of their clean gradients, as g_v and g_⊥ do."""
+        return self.ranks is not None and (self.reuses or self.refresh_alpha is not None)
+
+    def _saved(self, params: Tensors, weights: Tensors, chosen: list[int] | None) -> Tensors:
         """Copies the weights: into the memory of g_v, which a refresh is about to overwrite, if its dtype allows."""
         if not self.reuses:
             return tensors.copies(weights)
-        buffers = self.state.g_v_buffers(params, self.store_dtype)
-        if any(buffer.dtype != w.dtype for buffer, w in zip(buffers, weights, strict=True)):
+        buffers = at(self.state.g_v_buffers(params, self.store_dtype), chosen)
+        if not buffers or any(buffer.dtype != w.dtype for buffer, w in zip(buffers, weights, strict=True)):
             return tensors.copies(weights)
         torch._foreach_copy_(buffers, weights)
         return buffers
+
+    def _refresh_alphas(self, params: Tensors) -> list[float] | None:
+        """Returns GSAM's α for each parameter; None where all are 0, which is SAM."""
+        values = self.groups.values(self.refresh_alpha, self.state.count) if self.refresh_alpha else []
+        if not any(values):
+            return None
+        by_parameter = {p: values[i] for i, group in enumerate(self.groups.base.param_groups) for p in group["params"]}
+        return [by_parameter[p] for p in params]
 
     def _pairs(self, held: Perturbed) -> tuple[Tensors, Tensors, Tensors]:
         """Returns the parameters with a gradient in either pass, and the shards of both; a missing gradient is 0."""
@@ -142,7 +198,12 @@ class Passes:
         return params, local(g), local(grads)
 
 
-def _by_group(factors: Tensor, values: list[float], groups: list[int]) -> Tensors:
+def at(xs: Sequence[Entry], positions: list[int] | None) -> list[Entry]:
+    """Returns the entries at these positions; None for all."""
+    return list(xs) if positions is None else [xs[n] for n in positions]
+
+
+def by_group(factors: Tensor, values: list[float], groups: list[int]) -> Tensors:
     """Returns the factor of each tensor, times the value of its group."""
     if len(set(values)) == 1:
         return (values[0] * factors).unbind()

@@ -1,19 +1,12 @@
-"""Where the current step is, and what a rule carries from step to step.
-
-``CurrentStep`` is the state machine of the two passes: one phase, and one method per transition. ``RuleState`` is what
-outlives a step and is saved.
-"""
+"""Where the current step is: the state machine of the two passes, with one phase, and one method per transition."""
 
 import enum
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from looksam.torch import tensors
 from looksam.torch.replay import Replay, Scaler
-from looksam.torch.sharding import local
 from looksam.torch.tensors import Tensors
 
 
@@ -25,7 +18,7 @@ class Phase(enum.Enum):
     IDLE                  enter_closure  CLEAN_PASS  opt.step(closure)
     CLEAN_PASS            leave_closure  IDLE        opt.step(closure), if there was no second pass
     IDLE, CLEAN_PASS      perturb        PERTURBED   opt.ascend()
-    IDLE, CLEAN_PASS      skip           SKIPPED     opt.ascend() or opt.step(), on overflow
+    IDLE, CLEAN_PASS      skip           SKIPPED     opt.ascend(), its end or opt.step(), on overflow
     PERTURBED             return_to_w    IDLE        the end of ``with opt.ascend()``, or else opt.step()
     IDLE                  set_ready      READY       the same, once the gradient is in place
     READY                 begin          IDLE        opt.zero_grad(), which discards the second pass
@@ -35,8 +28,8 @@ class Phase(enum.Enum):
 
     IDLE = "idle"  # between steps, or in a clean pass without a closure
     CLEAN_PASS = "clean pass"  # in the first run of a closure
-    PERTURBED = "perturbed"  # in the second pass: the weights are at w + ε
-    READY = "ready"  # both passes are done, and .grad holds the gradient for the base optimizer
+    PERTURBED = "perturbed"  # in the second pass, MSAM's only one: the weights are at w + ε
+    READY = "ready"  # all passes are done, and .grad holds the gradient for the base optimizer
     SKIPPED = "skipped"  # the clean gradient overflowed, and the gradient scaler will skip the step
 
 
@@ -48,15 +41,17 @@ class Perturbed:
     """What is held while the weights are at w + ε."""
 
     g: dict[Tensor, Tensor]  # the clean gradient, by the parameters that have one
-    moved: Tensors  # the shards of those parameters on this rank
+    moved: Tensors  # the shards on this rank of the parameters that are perturbed
     weights: Tensors  # their values at w, to the bit
-    replay: Replay
+    replay: Replay | None  # None if there was no pass before
     scaler: Scaler | None
 
     def restore(self) -> None:
         """Returns the weights to w, and random states and buffers to the end of the clean pass."""
-        torch._foreach_copy_(self.moved, self.weights)
-        self.replay.finish()
+        if self.moved:
+            torch._foreach_copy_(self.moved, self.weights)
+        if self.replay:
+            self.replay.finish()
         torch.clear_autocast_cache()  # it may hold casts of w + ε
 
 
@@ -98,7 +93,8 @@ class CurrentStep:
     def perturb(self, held: Perturbed) -> None:
         """Starts the second pass, before the weights move: from here on, ``restore`` undoes everything."""
         self.perturbed, self.phase = held, Phase.PERTURBED
-        held.replay.rewind(restart=self.start is not None)
+        if held.replay:
+            held.replay.rewind(restart=self.start is not None)
         self.start = None
 
     def skip(self) -> None:
@@ -134,62 +130,3 @@ class CurrentStep:
         """Raises if the weights are not at w."""
         if self.phase is Phase.PERTURBED:
             raise RuntimeError(f"{call} while the weights are at w + ε; call opt.step() or opt.restore() first.")
-
-
-@dataclass
-class RuleState:
-    """What a rule carries from step to step."""
-
-    count: int = 0  # steps taken
-    g_v: dict[Tensor, Tensor] = field(default_factory=dict)  # of the parameters that had a gradient at the last refresh
-    g_v_norm: Tensor | None = None  # None if there is no g_v to reuse
-
-    def g_v_buffers(self, params: Tensors, dtype: torch.dtype | None) -> Tensors:
-        """Returns the memory in which g_v of these parameters is kept, allocated where missing; the old g_v is lost."""
-        self.g_v_norm = None
-        self.g_v = {p: self.g_v[p] if p in self.g_v else torch.empty_like(p, dtype=dtype) for p in params}
-        return local(list(self.g_v.values()))
-
-    def drop_unfinished(self) -> None:
-        """Frees the memory of g_v where no refresh has filled it: it may hold weights."""
-        if self.g_v_norm is None:
-            self.g_v = {}
-
-    def state_dict(self, params: Tensors, reuses: bool) -> dict[str, Any]:
-        """Returns plain values and tensors, for ``torch.load(weights_only=True)``; parameters by their position."""
-        g_v = {i: self.g_v[p] for i, p in enumerate(params) if p in self.g_v and self.g_v_norm is not None}
-        return {"reuses": reuses, "count": self.count, "g_v": g_v, "g_v_norm": self.g_v_norm}
-
-    def load_state_dict(self, saved: dict[str, Any], params: Tensors, store_dtype: torch.dtype | None) -> None:
-        """Loads what ``state_dict`` returned, after ``checked``."""
-        self.count, self.g_v, self.g_v_norm = saved["count"], {}, None
-        for i, tensor in saved["g_v"].items():
-            self.g_v[params[i]] = torch.zeros_like(params[i], dtype=store_dtype, requires_grad=False).copy_(tensor)
-        if saved["g_v_norm"] is not None:
-            device = local(params)[0].device
-            self.g_v_norm = saved["g_v_norm"].to(device=device, dtype=tensors.accumulator(params), copy=True)
-
-
-def checked(state: dict[str, Any], params: Tensors, reuses: bool) -> dict[str, Any]:
-    """Returns the rule's part of an optimizer's state dict, or raises an error that names what is wrong with it."""
-    saved: dict[str, Any] | None = state.get("rule")
-    if saved is None:
-        raise ValueError(
-            "this state dict has no 'rule': it is that of a plain optimizer. To resume from it with a fresh rule, "
-            "use opt.base.load_state_dict(state)."
-        )
-    missing = {"reuses", "count", "g_v", "g_v_norm"} - set(saved)
-    if missing:
-        raise ValueError(f"the 'rule' of this state dict has no {', '.join(sorted(missing))}; save opt.state_dict().")
-    if saved["reuses"] != reuses:
-        kept = "keeps no g_v, and this one does" if reuses else "keeps a g_v, and this one does not"
-        raise ValueError(f"this state dict is that of a rule that {kept}; build the rule that was saved.")
-    if not isinstance(saved["count"], int) or saved["count"] < 0:
-        raise ValueError(f"this state dict has count={saved['count']!r}; it must be an int >= 0.")
-    for i, tensor in saved["g_v"].items():
-        if not (isinstance(i, int) and 0 <= i < len(params)):
-            raise ValueError(f"this state dict has a g_v for parameter {i}, and there are {len(params)} parameters.")
-        if tensor.shape != params[i].shape:
-            theirs, ours = tuple(tensor.shape), tuple(params[i].shape)
-            raise ValueError(f"this state dict has a g_v of shape {theirs} for parameter {i}, whose shape is {ours}.")
-    return saved

@@ -1,39 +1,33 @@
-"""The five rules as optimizers, each a composition of a perturbation, a period and a reuse.
+"""The paper's five rules as optimizers, and the table of all rules; each is a combination of the choices in parts.py.
 
-A new rule is a class here, with its name in ``RULES``; its equations go into formulas.py.
+A new rule is a class here or in sam_variants.py, with its name in ``RULES``; a new choice goes into parts.py.
 
 Reference: Liu et al., "Towards Efficient and Scalable Sharpness-Aware Minimization", CVPR 2022. docs/maths.md explains
 how we read what the paper leaves open, docs/pytorch.md how to use the optimizers.
 """
 
-from typing import Literal
+from typing import Unpack
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
-from looksam.arguments import Scaling, exponent, layer_scaling
-from looksam.torch.formulas import global_perturbation, layer_perturbation
-from looksam.torch.optimizer import SharpnessAware
+from looksam.arguments import Scaling
+from looksam.schedule import every
+from looksam.torch.optimizer import Options, SharpnessAware
 from looksam.torch.param_groups import Layers, ScalarOrSchedule
-
-Perturbation = Literal["global", "rank"]
+from looksam.torch.parts import global_perturbation, layerwise_perturbation, reused_g_v
+from looksam.torch.sam_variants import ASAM, GSAM, MSAM
 
 
 class SAMk(SharpnessAware):
     """SAM-k: SAM on every k-th step, the plain gradient in between. 1 + 1/k gradients per step.
 
     Args:
-      base: the optimizer that takes the steps, e.g. ``torch.optim.AdamW(model.parameters())``.
-      rho: radius ρ ≥ 0 of the perturbation: a number, or a function of the rule's step count. A ``"rho"`` in a param
-        group applies to that group: ε is ρ times a unit vector over all parameters, and each tensor uses its own
-        group's ρ.
-      k: number of steps that share one second gradient; steps 0, k, 2k, … take it.
+      base, rho, perturb, model, per_rank, full_info: as for ``SharpnessAware``.
+      k: number of steps that share one second gradient; steps start, start + k, start + 2k, … take it.
       p: the norm in which the perturbation has length ρ, 1 < p ≤ ∞.
-      model: the module that the closure trains. Its buffers (BatchNorm statistics) then come from the clean pass.
-      perturbation: ``"global"`` for one perturbation on all ranks, or ``"rank"`` for one per rank (``model`` must then
-        be a DistributedDataParallel).
-      full_info: fill in all fields of ``opt.info``, which costs one more pass over the gradients on some steps.
+      start, stop: the rule acts on steps start ≤ count < stop. On all others the base optimizer gets g: one gradient,
+        and nothing is kept. None is the end of training.
 
     Example:
       >>> import torch
@@ -61,26 +55,19 @@ class SAMk(SharpnessAware):
         k: int,
         *,
         p: float = 2.0,
-        model: nn.Module | None = None,
-        perturbation: Perturbation = "global",
-        full_info: bool = False,
+        start: int = 0,
+        stop: int | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(
-            base,
-            global_perturbation(exponent(p)),
-            rho=rho,
-            k=k,
-            model=model,
-            perturbation=perturbation,
-            full_info=full_info,
-        )
+        schedule = every(k, start=start, stop=stop)
+        super().__init__(base, global_perturbation(p), rho, schedule=schedule, **options)
 
 
 class SAM(SAMk):
     """SAM: the gradient at the perturbed parameters, g_s = ∇L(w + ε), on every step. Two gradients per step.
 
     Args:
-      base, rho, p, model, perturbation, full_info: as for ``SAMk``.
+      base, rho, p, start, stop, perturb, model, per_rank, full_info: as for ``SAMk``.
 
     Example:
       >>> import torch
@@ -103,11 +90,11 @@ class SAM(SAMk):
         rho: ScalarOrSchedule,
         *,
         p: float = 2.0,
-        model: nn.Module | None = None,
-        perturbation: Perturbation = "global",
-        full_info: bool = False,
+        start: int = 0,
+        stop: int | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(base, rho, 1, p=p, model=model, perturbation=perturbation, full_info=full_info)
+        super().__init__(base, rho, 1, p=p, start=start, stop=stop, **options)
 
 
 class LookSAM(SharpnessAware):
@@ -117,7 +104,7 @@ class LookSAM(SharpnessAware):
     parameter vector.
 
     Args:
-      base, rho, k, p, model, perturbation, full_info: as for ``SAMk``; k = 1 is ``SAM``.
+      base, rho, k, p, start, stop, perturb, model, per_rank, full_info: as for ``SAMk``; k = 1 is ``SAM``.
       alpha: strength α ≥ 0 of the reused part: a number, or a function of the rule's step count. An ``"alpha"`` in a
         param group applies to that group.
       store_dtype: dtype in which g_v is kept, by default each parameter's own; ``torch.bfloat16`` halves its memory.
@@ -151,29 +138,20 @@ class LookSAM(SharpnessAware):
         *,
         p: float = 2.0,
         store_dtype: torch.dtype | None = None,
-        model: nn.Module | None = None,
-        perturbation: Perturbation = "global",
-        full_info: bool = False,
+        start: int = 0,
+        stop: int | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(
-            base,
-            global_perturbation(exponent(p)),
-            rho=rho,
-            alpha=alpha,
-            k=k,
-            store_dtype=store_dtype,
-            model=model,
-            perturbation=perturbation,
-            full_info=full_info,
-        )
+        schedule, between = every(k, start=start, stop=stop), reused_g_v(alpha, store_dtype)
+        super().__init__(base, global_perturbation(p), rho, schedule=schedule, between=between, **options)
 
 
 class LayerSAM(SharpnessAware):
     """LayerSAM: SAM with the perturbation of each layer scaled by Λ_i = ‖w_i‖/‖g_i‖. Two gradients per step.
 
     Args:
-      base, rho, p, model, perturbation, full_info: as for ``SAMk``. At p = ∞ the layer with the smallest gradient takes
-        most of the budget.
+      base, rho, p, start, stop, perturb, model, per_rank, full_info: as for ``SAMk``. At p = ∞ the layer with the
+        smallest gradient takes most of the budget.
       scaling: with u = Λ sign(g)|g|^(q−1), ``"normalized"`` is ε = ρ u/‖u‖_p, ``"literal"`` the paper's printed
         ε = ρ u/(‖g‖_q^q)^(1/p), which depends on the scale of the loss, and ``"adaptive"`` the maximiser of ⟨g, ε⟩
         where the size of each ε_i is measured in units of ‖w_i‖.
@@ -206,27 +184,19 @@ class LayerSAM(SharpnessAware):
         p: float = 2.0,
         scaling: Scaling = "normalized",
         layers: Layers | None = None,
-        model: nn.Module | None = None,
-        perturbation: Perturbation = "global",
-        full_info: bool = False,
+        start: int = 0,
+        stop: int | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(
-            base,
-            layer_perturbation(exponent(p), layer_scaling(scaling)),
-            rho=rho,
-            k=1,
-            layers=layers,
-            model=model,
-            perturbation=perturbation,
-            full_info=full_info,
-        )
+        perturbation = layerwise_perturbation(p, scaling, layers)
+        super().__init__(base, perturbation, rho, schedule=every(start=start, stop=stop), **options)
 
 
 class LookLayerSAM(SharpnessAware):
     """Look-LayerSAM-k: LookSAM-k with LayerSAM's perturbation. 1 + 1/k gradients per step.
 
     Args:
-      base, rho, p, scaling, layers, model, perturbation, full_info: as for ``LayerSAM``.
+      base, rho, p, scaling, layers, start, stop, perturb, model, per_rank, full_info: as for ``LayerSAM``.
       alpha, k, store_dtype: as for ``LookSAM``.
 
     Example:
@@ -262,22 +232,13 @@ class LookLayerSAM(SharpnessAware):
         store_dtype: torch.dtype | None = None,
         scaling: Scaling = "normalized",
         layers: Layers | None = None,
-        model: nn.Module | None = None,
-        perturbation: Perturbation = "global",
-        full_info: bool = False,
+        start: int = 0,
+        stop: int | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(
-            base,
-            layer_perturbation(exponent(p), layer_scaling(scaling)),
-            rho=rho,
-            alpha=alpha,
-            k=k,
-            layers=layers,
-            store_dtype=store_dtype,
-            model=model,
-            perturbation=perturbation,
-            full_info=full_info,
-        )
+        perturbation = layerwise_perturbation(p, scaling, layers)
+        schedule, between = every(k, start=start, stop=stop), reused_g_v(alpha, store_dtype)
+        super().__init__(base, perturbation, rho, schedule=schedule, between=between, **options)
 
 
 # By their names in looksam.methods.
@@ -287,4 +248,7 @@ RULES: dict[str, type[SharpnessAware]] = {
     "look_sam": LookSAM,
     "layer_sam": LayerSAM,
     "look_layer_sam": LookLayerSAM,
+    "asam": ASAM,
+    "gsam": GSAM,
+    "msam": MSAM,
 }

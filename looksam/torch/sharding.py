@@ -13,7 +13,6 @@ from looksam.torch import tensors
 from looksam.torch.tensors import Tensors
 
 PLAIN = {Tensor, nn.Parameter}
-PERTURBATIONS = ("global", "rank")
 
 ProcessGroups = tuple[Any, ...]  # those over which a tensor is split; () for a plain one
 
@@ -125,7 +124,7 @@ class Ranks:
         inner = getattr(model, "_orig_mod", model)  # torch.compile
         if not isinstance(inner, DistributedDataParallel):
             raise TypeError(
-                f"perturbation='rank' needs model= to be a DistributedDataParallel, and it is a {type(model).__name__}."
+                f"per_rank=True needs model= to be a DistributedDataParallel, and it is a {type(model).__name__}."
             )
         self._model: DistributedDataParallel = inner
 

@@ -119,12 +119,22 @@ def finite(size: Tensor) -> Tensor:
 
 
 def add_into(into: Tensors, xs: Tensors, factor: Tensor, ys: Tensors, dtype: torch.dtype) -> None:
-    """Writes ``x + factor * y`` to ``into``; computed in ``dtype``, then rounded. On refresh steps only."""
+    """Writes ``x + factor * y`` to ``into``, which may be y; computed in ``dtype``, then rounded."""
     factors = _on_devices_of([factor] * len(xs), xs)
     if not (all_of(dtype, into) and all_of(dtype, xs) and all_of(dtype, ys)):
         factors, into, xs, ys = _mixed(factors, into, xs, ys)
     for f, out, x, y in zip(factors, into, xs, ys, strict=True):  # foreach has no out=
         torch.addcmul(x, y, f, out=out)
+
+
+def accumulate_(condition: Tensor, xs: Tensors, factor: Tensor, ys: Tensors, dtype: torch.dtype) -> None:
+    """Sets each x to ``factor * x + y`` where the condition holds; computed in ``dtype``, then rounded."""
+    if not on_host(condition):
+        sums = [torch.empty_like(x) for x in xs]
+        add_into(sums, ys, factor, xs, dtype)
+        choose_(~condition, xs, sums)
+    elif condition:
+        add_into(xs, ys, factor, xs, dtype)
 
 
 def _mixed(factors: Tensors, *lists: Tensors) -> list[list[Tensor]]:

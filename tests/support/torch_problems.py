@@ -1,24 +1,30 @@
 """The problem of problems.py in PyTorch, with rules, optimizers and closures for all PyTorch tests."""
 
+import inspect
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from oracle import SGDM, AdamW
 
-from looksam.methods import METHODS
 from looksam.torch import sam_family
 
 torch.set_num_threads(1)  # the tensors are tiny, and other tests run at the same time
 
 PERIOD = 3
 SETTINGS = {"rho": 0.1, "alpha": 0.7, "k": PERIOD}  # as in problems.py; the rest is left at its default
+ARGUMENTS = {name: set(inspect.signature(rule).parameters) for name, rule in sam_family.RULES.items()}
 RULES = {  # name: (class, settings), for every rule in PyTorch; the suites run over all of them
-    name: (rule, {setting: SETTINGS[setting] for setting in METHODS[name].settings if setting in SETTINGS})
+    name: (rule, {setting: value for setting, value in SETTINGS.items() if setting in ARGUMENTS[name]})
     for name, rule in sam_family.RULES.items()
 }
-LOOK_RULES = tuple(name for name in RULES if "alpha" in METHODS[name].settings)
-LAYER_RULES = tuple(name for name in RULES if "scaling" in METHODS[name].settings)
+ALPHA_RULES = tuple(name for name in RULES if "alpha" in ARGUMENTS[name])
+LOOK_RULES = tuple(name for name in RULES if {"alpha", "k"} <= ARGUMENTS[name])  # those that reuse g_v
+LAYER_RULES = tuple(name for name in RULES if "scaling" in ARGUMENTS[name])
+P_RULES = tuple(name for name in RULES if "p" in ARGUMENTS[name])
+ONE_GRADIENT_RULES = tuple(name for name in RULES if "momentum" in ARGUMENTS[name])  # taken at w + ε
+TWO_GRADIENT_RULES = tuple(name for name in RULES if name not in ONE_GRADIENT_RULES)
+BALL_RULES = tuple(name for name in TWO_GRADIENT_RULES if "eta" not in ARGUMENTS[name])  # ε has length ρ
 OPTIMIZERS = {
     "sgdm": (lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9), SGDM),
     "adamw": (lambda params: torch.optim.AdamW(params, lr=0.05, weight_decay=0.01), AdamW),
@@ -27,7 +33,7 @@ OPTIMIZERS = {
 
 def refreshes(name, step):
     """Whether a rule takes the second gradient on this step."""
-    return not METHODS[name].has_period or step % PERIOD == 0
+    return name not in ONE_GRADIENT_RULES and ("k" not in ARGUMENTS[name] or step % PERIOD == 0)
 
 
 def build(name, base, **options):
@@ -74,6 +80,22 @@ class TorchProblem:
             return loss
 
         return run
+
+
+def step_without_closure(backward, opt, **scaler):
+    """Takes a step in two phases, or in the only one of a rule with one gradient; returns what the first pass did."""
+    opt.zero_grad()
+    if isinstance(opt, sam_family.RULES["msam"]):
+        with opt.ascend(**scaler):
+            first = backward()
+    else:
+        first = backward()
+        if opt.needs_second_pass:
+            opt.ascend(**scaler)
+            opt.zero_grad()
+            backward()
+    opt.step(**scaler)
+    return first
 
 
 def flat(tensors):

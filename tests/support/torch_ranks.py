@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
-from torch_problems import RULES, build
+from torch_problems import RULES, TWO_GRADIENT_RULES, build
 
 from looksam.torch import LookSAM, passes
 
@@ -26,13 +26,17 @@ RANKS, STEPS = 2, 5
 DATA = torch.Generator().manual_seed(0)
 X = torch.randn(12, 5, generator=DATA, dtype=torch.float64)
 Y = torch.randn(12, 1, generator=DATA, dtype=torch.float64)
-FSDP_OPTIONS = {  # name: (rule, options); in the last, a layer has two tensors
+FSDP_OPTIONS = {  # name: (rule, options); with ``layers``, a layer has two tensors
     **{name: (name, {}) for name in RULES},
     "p=3": ("look_sam", {"p": 3.0}),
     "p=inf": ("look_layer_sam", {"p": math.inf}),
     "adaptive, p=3": ("look_layer_sam", {"p": 3.0, "scaling": "adaptive"}),
     "bfloat16": ("look_sam", {"store_dtype": torch.bfloat16}),
     "layers": ("look_layer_sam", {"layers": lambda name: name.split(".")[0]}),
+    "asam, p=3": ("asam", {"p": 3.0, "scale": lambda name: "weight" in name}),
+    "perturb": ("look_sam", {"perturb": lambda name: "weight" in name, "start": 1}),
+    "msam, perturb": ("msam", {"perturb": lambda name: "weight" in name}),
+    "base momentum": ("msam", {"use_base_momentum": True}),
 }
 
 
@@ -90,7 +94,7 @@ class Counter:
         dist.all_reduce = self.plain
 
 
-def data_parallel(name, x, y, perturbation="global", bucket_views=False, change=None, steps=STEPS):
+def data_parallel(name, x, y, per_rank=False, bucket_views=False, change=None, steps=STEPS):
     model = DistributedDataParallel(network(), gradient_as_bucket_view=bucket_views)
     buckets = []
 
@@ -99,7 +103,7 @@ def data_parallel(name, x, y, perturbation="global", bucket_views=False, change=
         return dist.all_reduce(bucket.buffer().div_(RANKS), async_op=True).get_future().then(lambda f: f.value()[0])
 
     model.register_comm_hook(None, count)
-    opt = build(name, base_for(model), model=model, perturbation=perturbation)
+    opt = build(name, base_for(model), model=model, per_rank=per_rank)
     per_step = []
     seen = []
     for _ in range(steps):
@@ -197,9 +201,10 @@ def main(rank, folder):
     for name in RULES:
         results["ddp", name] = data_parallel(name, x, y)
         results["views", name] = data_parallel(name, x, y, bucket_views=True)
-        results["rank", name] = data_parallel(name, x, y, perturbation="rank")
-        results["rank, views", name] = data_parallel(name, x, y, perturbation="rank", bucket_views=True)
-        results["overflow", name] = data_parallel(name, x, y, "rank", change=blow_up_first(rank), steps=1)
+    for name in TWO_GRADIENT_RULES:
+        results["rank", name] = data_parallel(name, x, y, per_rank=True)
+        results["rank, views", name] = data_parallel(name, x, y, per_rank=True, bucket_views=True)
+        results["overflow", name] = data_parallel(name, x, y, per_rank=True, change=blow_up_first(rank), steps=1)
     for name, (rule, options) in FSDP_OPTIONS.items():
         results["fsdp", name] = sharded(fsdp(), rule, options, x, y)
     for name in RULES:

@@ -5,9 +5,24 @@ import io
 import numpy as np
 import pytest
 import torch
-from torch_problems import PERIOD, RULES, build, sgd, torch_problem
+from torch_problems import PERIOD, RULES, TWO_GRADIENT_RULES, build, sgd, torch_problem
 
-from looksam.torch import SAM, LayerSAM, LookLayerSAM, LookSAM, SAMk
+from looksam.torch import (
+    ASAM,
+    GSAM,
+    MSAM,
+    SAM,
+    LayerSAM,
+    LookLayerSAM,
+    LookSAM,
+    SAMk,
+    SharpnessAware,
+    every,
+    global_perturbation,
+    gsam_gradient,
+    momentum_perturbation,
+    reused_g_v,
+)
 
 
 def base(**options):
@@ -16,6 +31,18 @@ def base(**options):
 
 def grouped(**options):
     return torch.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(2))], **options}], lr=0.1)
+
+
+def named():
+    return sgd([("w", torch.nn.Parameter(torch.ones(2)))])
+
+
+def composed(**choices):
+    return SharpnessAware(base(), global_perturbation(), 0.1, **choices)
+
+
+def momentum(**choices):
+    return SharpnessAware(base(), momentum_perturbation(), 0.1, **choices)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +68,7 @@ def grouped(**options):
         (lambda: LookSAM(base(), 0.1, store_dtype=torch.int8), TypeError, r"store_dtype=torch.int8"),
         (lambda: LookSAM(base(), 0.1, store_dtype="bfloat16"), TypeError, r"store_dtype=bfloat16"),
         (lambda: SAM(base(), 0.1, model=dict), TypeError, r"model is a type; pass the torch.nn.Module"),
-        (lambda: SAM(base(), 0.1, perturbation="local"), ValueError, r"perturbation='local'.*'global' or 'rank'"),
-        (lambda: SAM(base(), 0.1, perturbation="rank"), TypeError, r"model= to be a DistributedDataParallel"),
+        (lambda: SAM(base(), 0.1, per_rank=True), TypeError, r"model= to be a DistributedDataParallel"),
         (lambda: SAM(torch.optim.SGD, 0.1), TypeError, r"base=SGD is a class; pass an instance"),
         (lambda: SAM([torch.ones(2)], 0.1), TypeError, r"base is a list; pass a torch.optim.Optimizer"),
         (lambda: LookSAM(SAM(base(), 0.1), 0.1), TypeError, r"base is a SAM already; .*opt.base"),
@@ -51,11 +77,68 @@ def grouped(**options):
         (lambda: SAM(grouped(rho=-1.0), 0.1), ValueError, r"group 0: rho=-1.0"),
         (lambda: LookSAM(grouped(alpha="x"), 0.1), TypeError, r"group 0: alpha='x'"),
         (lambda: SAM(grouped(rho=0.2), lambda count: 0.1), ValueError, r"group 0 has rho=0.2, and rho is a function"),
+        (lambda: SAM(base(), 0.1, start=-1), ValueError, r"start=-1"),
+        (lambda: LookSAM(base(), 0.1, start=5, stop=5), ValueError, r"stop=5 is not after start=5"),
+        (lambda: SAM(base(), 0.1, perturb="bias"), TypeError, r"perturb='bias' is not callable"),
+        (lambda: SAM(base(), 0.1, perturb=str.isupper), ValueError, r"perturb= needs names, .*0 of group 0 has none"),
+        (lambda: SAM(named(), 0.1, perturb=str.isupper), ValueError, r"none of the 1 parameters, .* is 'w'"),
+        (lambda: MSAM(named(), 0.1, perturb=str.isupper), ValueError, r"none of the 1 parameters, .* is 'w'"),
+        (lambda: SAM(grouped(perturb=False), 0.1), ValueError, r"perturb selects none of the 1 parameters"),
+        (lambda: SAM(grouped(perturb="no"), 0.1), TypeError, r"group 0: perturb='no' is not a bool"),
+        (lambda: SAM(base(), 0.1, rank=True), TypeError, r"unexpected keyword argument 'rank'"),
+        (lambda: ASAM(base(), 0.1, eta=-1.0), ValueError, r"eta=-1.0 .*eta >= 0"),
+        (lambda: ASAM(base(), 0.1, eta=None), TypeError, r"eta=None is not a number; pass a number >= 0"),
+        (lambda: ASAM(base(), 0.1, p=0.5), ValueError, r"p=0.5"),
+        (lambda: ASAM(base(), 0.1, scale=True), TypeError, r"scale=True is not callable"),
+        (lambda: ASAM(base(), 0.1, scale=str.isupper), ValueError, r"scale= needs names, .*pass model="),
+        (lambda: GSAM(base(), 0.1, -0.1), ValueError, r"alpha=-0.1 .*alpha >= 0"),
+        (lambda: GSAM(base(), 0.1, None), TypeError, r"alpha=None is not a number"),
+        (lambda: GSAM(grouped(alpha=-1.0), 0.1, 0.2), ValueError, r"group 0: alpha=-1.0"),
+        (lambda: MSAM(base(), 0.1, 1.0), ValueError, r"momentum=1.0 is out of range; pass 0 <= momentum < 1"),
+        (lambda: MSAM(base(), 0.1, "0.9"), TypeError, r"momentum='0.9' is not a number"),
+        (lambda: MSAM(base(), 0.1, store_dtype=torch.int8), TypeError, r"store_dtype=torch.int8"),
+        (lambda: MSAM(base(), 0.1, per_rank=True), ValueError, r"per_rank=True needs the clean gradient"),
+        (lambda: momentum(schedule=every(3)), ValueError, r"k=3 needs the clean gradient, which a rule with the mom"),
+        (lambda: momentum(refresh=gsam_gradient(0.1)), ValueError, r"gsam_gradient\(...\) needs the clean gradient"),
+        (lambda: momentum(between=reused_g_v()), ValueError, r"reused_g_v\(...\) needs the clean gradient"),
+        (lambda: composed(schedule=5), TypeError, r"schedule is a int; pass e.g. every\(5\)"),
+        (
+            lambda: composed(refresh=reused_g_v()),
+            TypeError,
+            r"refresh is a BetweenGradient; pass e.g. sam_gradient\(\)",
+        ),
+        (lambda: composed(between=0.7), TypeError, r"between is a float; pass e.g. plain_gradient\(\)"),
+        (lambda: SharpnessAware(base(), "global", 0.1), TypeError, r"perturbation is a str; pass e.g. global_pert"),
+        (lambda: gsam_gradient("0.1"), TypeError, r"alpha='0.1' is not a number"),
+        (lambda: reused_g_v(0.7, "bfloat16"), TypeError, r"store_dtype=bfloat16"),
     ],
 )
 def test_constructors(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "message"),
+    [
+        ("k", 0, ValueError, r"k=0 .*k >= 1"),
+        ("k", 2.5, TypeError, r"k=2.5 is not an int"),
+        ("count", -1, ValueError, r"count=-1 is out of range; pass count >= 0"),
+        ("count", True, TypeError, r"count=True is not an int"),
+    ],
+)
+def test_attributes(name, value, error, message):
+    opt = LookSAM(base(), 0.1, k=3)
+    with pytest.raises(error, match=message):
+        setattr(opt, name, value)
+    assert (opt.k, opt.count) == (3, 0)
+
+
+def test_the_period_of_msam_cannot_be_set():
+    opt = MSAM(base(), 0.1)
+    with pytest.raises(AttributeError, match="k=5 cannot be set: with the momentum perturbation every step"):
+        opt.k = 5
+    assert opt.k == 1
 
 
 def test_alpha_of_one_and_rho_of_zero_are_fine():
@@ -92,9 +175,10 @@ def test_sparse_gradients_are_refused_in_either_pass(name):
         passes.append(1)
         closure()
 
-    with pytest.raises(TypeError, match=r"gradient of 'weight' has layout"):
-        opt.step(sparse_later)
-    assert len(passes) == 2
+    if name in TWO_GRADIENT_RULES:
+        with pytest.raises(TypeError, match=r"gradient of 'weight' has layout"):
+            opt.step(sparse_later)
+        assert len(passes) == 2
     assert torch.equal(table.weight, before)
 
 
@@ -137,12 +221,12 @@ def trained(name, **options):
     ("change", "message"),
     [
         (lambda state: state.pop("rule"), r"no 'rule'.*opt.base.load_state_dict"),
-        (lambda state: state["rule"].pop("g_v"), r"'rule' of this state dict has no g_v"),
+        (lambda state: state["rule"].pop("kept"), r"'rule' of this state dict has no kept"),
         (lambda state: state["rule"].update(count=-1), r"count=-1"),
         (lambda state: state["rule"].update(count=1.5), r"count=1.5"),
-        (lambda state: state["rule"].update(reuses=False), r"keeps no g_v, and this one does"),
-        (lambda state: state["rule"]["g_v"].update({99: torch.ones(1)}), r"g_v for parameter 99, and there are 6"),
-        (lambda state: state["rule"]["g_v"].update({1: torch.ones(7)}), r"shape \(7,\) for parameter 1, .*\(3, 2\)"),
+        (lambda state: state["rule"].update(keeps="v"), r"keeps v, and this one keeps g_v"),
+        (lambda state: state["rule"]["kept"].update({99: torch.ones(1)}), r"g_v for parameter 99, and there are 6"),
+        (lambda state: state["rule"]["kept"].update({1: torch.ones(7)}), r"shape \(7,\) for parameter 1, .*\(3, 2\)"),
         (lambda state: state["param_groups"][0]["params"].pop(), r"doesn't match the size"),
     ],
 )
@@ -152,21 +236,21 @@ def test_a_wrong_state_changes_nothing(change, message):
     change(state)
     _, opt = trained("look_sam")
     before = opt.state_dict()
-    kept = {k: v.clone() for k, v in before["rule"]["g_v"].items()}
+    kept = {k: v.clone() for k, v in before["rule"]["kept"].items()}
     with pytest.raises(ValueError, match=message):
         opt.load_state_dict(state)
     after = opt.state_dict()
     assert after["rule"]["count"] == 1 and after["param_groups"] == before["param_groups"]
-    assert all(torch.equal(after["rule"]["g_v"][k], v) for k, v in kept.items())
+    assert all(torch.equal(after["rule"]["kept"][k], v) for k, v in kept.items())
     assert after["state"][1]["exp_avg"] is before["state"][1]["exp_avg"]
 
 
 def test_state_of_another_rule():
     _, sam = trained("sam")
     _, look = trained("look_sam")
-    with pytest.raises(ValueError, match="keeps no g_v, and this one does; build the rule that was saved"):
+    with pytest.raises(ValueError, match="keeps nothing, and this one keeps g_v; build the rule that was saved"):
         look.load_state_dict(sam.state_dict())
-    with pytest.raises(ValueError, match="keeps a g_v, and this one does not"):
+    with pytest.raises(ValueError, match="keeps g_v, and this one keeps nothing"):
         sam.load_state_dict(look.state_dict())
 
 

@@ -8,7 +8,21 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch_problems import LAYER_RULES, LOOK_RULES, PERIOD, RULES, build, given, refreshes, sgd, torch_problem
+from torch_problems import (
+    ALPHA_RULES,
+    BALL_RULES,
+    LAYER_RULES,
+    LOOK_RULES,
+    ONE_GRADIENT_RULES,
+    P_RULES,
+    PERIOD,
+    RULES,
+    build,
+    given,
+    refreshes,
+    sgd,
+    torch_problem,
+)
 
 from looksam.torch import SAM, LayerSAM, LookLayerSAM, LookSAM, SAMk, tensors
 
@@ -38,11 +52,14 @@ def same(a, b):
 def test_zero_rho_is_the_base_optimizer(name):
     ours, plain = torch_problem(), torch_problem()
     opt, base = build(name, adamw(ours.params.values()), rho=0.0, full_info=True), adamw(plain.params.values())
-    for _ in range(2 * PERIOD + 1):
-        opt.step(ours.closure(opt))
+    calls = []
+    for i in range(2 * PERIOD + 1):
+        assert not opt.needs_second_pass
+        opt.step(ours.closure(opt, calls))
         base.step(plain.closure(base))
         np.testing.assert_array_equal(ours.flat(), plain.flat())
-        assert float(opt.info.g_v_norm) == 0.0
+        assert len(calls) == i + 1  # no second gradient: it would be the same
+        assert float(opt.info.g_v_norm) == 0.0 and opt.info.refreshed == (name in ONE_GRADIENT_RULES)
 
 
 @pytest.mark.parametrize(
@@ -63,13 +80,13 @@ def test_passes_are_counted(name):
         expected = refreshes(name, i)
         assert opt.needs_second_pass == expected
         opt.step(ours.closure(opt, calls))
-        assert opt.info.refreshed == expected
+        assert opt.info.refreshed == (expected or name in ONE_GRADIENT_RULES)
         per_step.append(len(calls))
         calls.clear()
     assert per_step == [2 if refreshes(name, i) else 1 for i in range(3 * PERIOD)]
 
 
-@every_rule
+@pytest.mark.parametrize("name", BALL_RULES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_weights_move_by_rho_and_come_back_to_the_bit(name, dtype):
     ours = torch_problem(dtype=dtype)
@@ -97,8 +114,8 @@ def test_dtypes_are_kept(name, dtype):
         assert {p.dtype for p in ours.params.values()} == {p.grad.dtype for p in ours.params.values()} == {dtype}
         assert opt.info.grad_norm.dtype == torch.float32  # norms accumulate in float32
         assert np.all(np.isfinite([float(x) for x in opt.info]))
-    if name in LOOK_RULES:
-        assert {x.dtype for x in opt.state_dict()["rule"]["g_v"].values()} == {dtype}
+    if name in LOOK_RULES or name in ONE_GRADIENT_RULES:
+        assert {x.dtype for x in opt.state_dict()["rule"]["kept"].values()} == {dtype}
 
 
 @every_rule
@@ -175,7 +192,7 @@ def test_an_older_pytorch_without_foreach_clone_does_the_same(monkeypatch):
     same(steps, run(ours, build("look_sam", sgd(ours.params.values())), PERIOD + 1))
 
 
-@look_rule
+@pytest.mark.parametrize("name", [*LOOK_RULES, *ONE_GRADIENT_RULES])
 def test_store_dtype_and_the_norm_of_what_is_kept(name):
     wide, narrow = torch_problem(), torch_problem()
     opts = [
@@ -185,11 +202,11 @@ def test_store_dtype_and_the_norm_of_what_is_kept(name):
     for ours, opt in zip((wide, narrow), opts, strict=True):
         opt.step(ours.closure(opt))
     exact, kept = (opt.state_dict()["rule"] for opt in opts)
-    for i, x in kept["g_v"].items():
+    for i, x in kept["kept"].items():
         assert x.dtype == torch.bfloat16
-        torch.testing.assert_close(x, exact["g_v"][i].bfloat16(), rtol=0, atol=0)
-    norm = torch.sqrt(sum(x.double().square().sum() for x in kept["g_v"].values()))
-    torch.testing.assert_close(kept["g_v_norm"], norm, rtol=1e-14, atol=0)
+        torch.testing.assert_close(x, exact["kept"][i].bfloat16(), rtol=0, atol=0)
+    norm = torch.sqrt(sum(x.double().square().sum() for x in kept["kept"].values()))
+    torch.testing.assert_close(kept["norm"], norm, rtol=1e-14, atol=0)
     for _ in range(PERIOD):  # reuse and the next refresh work from it
         opts[1].step(narrow.closure(opts[1]))
     assert not opts[1].info.fell_back
@@ -232,13 +249,13 @@ def test_schedules_see_the_rules_own_count(name):
     """A function of the step count gives the same as a number set by hand before each step."""
     rho, alpha = (lambda count: 0.2 - 0.02 * count), (lambda count: 0.1 * count)
     scheduled, by_hand = torch_problem(), torch_problem()
-    options = {"alpha": alpha} if name in LOOK_RULES else {}
+    options = {"alpha": alpha} if name in ALPHA_RULES else {}
     ours = build(name, sgd(scheduled.params.values()), rho=rho, **options)
     other = build(name, sgd(by_hand.params.values()))
     for i in range(2 * PERIOD):
         group = other.param_groups[0]
         group["rho"] = rho(i)
-        if name in LOOK_RULES:
+        if name in ALPHA_RULES:
             group["alpha"] = alpha(i)
         same(run(scheduled, ours, 1), run(by_hand, other, 1))
 
@@ -267,22 +284,22 @@ class NoSync(TorchDispatchMode):
 @pytest.mark.parametrize("p", [2.0, 3.0])
 def test_no_step_waits_for_the_device(name, p, monkeypatch):
     """The path for accelerators gives the same result and reads no value."""
-    plain = torch_problem(seed=3)
-    expected = run(plain, build(name, sgd(plain.params.values()), p=p), PERIOD + 1)
+    plain, options = torch_problem(seed=3), {"p": p} if name in P_RULES else {}
+    expected = run(plain, build(name, sgd(plain.params.values()), **options), PERIOD + 1)
     monkeypatch.setattr(tensors, "on_host", lambda x: False)
     ours = torch_problem(seed=3)
-    opt = build(name, sgd(ours.params.values()), p=p)
+    opt = build(name, sgd(ours.params.values()), **options)
     with NoSync():
         steps = [(ours.gradient(), ours.flat()) for _ in range(PERIOD + 1) if opt.step(ours.closure(opt)) is not None]
     same(expected, steps)
 
 
-@pytest.mark.parametrize("name", LOOK_RULES)
+@pytest.mark.parametrize("name", [*LOOK_RULES, *ONE_GRADIENT_RULES])
 def test_memory_kept_is_one_copy(name):
     ours = torch_problem()
     opt = build(name, sgd(ours.params.values()))
     run(ours, opt, 2 * PERIOD)
-    kept = sum(x.nbytes for x in opt.state_dict()["rule"]["g_v"].values())
+    kept = sum(x.nbytes for x in opt.state_dict()["rule"]["kept"].values())
     assert kept == sum(p.nbytes for p in ours.params.values())
 
 
@@ -291,7 +308,7 @@ def test_the_saved_weights_live_in_the_old_g_v():
     ours = torch_problem()
     opt = build("look_sam", sgd(ours.params.values()))
     run(ours, opt, PERIOD)
-    old = {x.data_ptr() for x in opt.state_dict()["rule"]["g_v"].values() if x.numel()}
+    old = {x.data_ptr() for x in opt.state_dict()["rule"]["kept"].values() if x.numel()}
     before = ours.flat()
     opt.zero_grad()
     ours.loss().backward()

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from torch_problems import LOOK_RULES, RULES, build, given
+from torch_problems import LOOK_RULES, TWO_GRADIENT_RULES, build, given
 
 from looksam.torch import tensors
 
-every_rule = pytest.mark.parametrize("name", RULES)
+every_rule = pytest.mark.parametrize("name", TWO_GRADIENT_RULES)  # for MSAM see test_torch_momentum.py
 look_rule = pytest.mark.parametrize("name", LOOK_RULES)
 
 
@@ -41,12 +41,12 @@ class Stage:
         self.opt = build(name, Still(self.params), full_info=True, **options)
 
     def refresh(self, g, g_s):
-        self.opt._passes.state.count = 0
+        self.opt.count = 0
         self.opt.step(given(self.params, self.opt, g, g_s))
         return self.grads
 
     def reuse(self, g):
-        self.opt._passes.state.count = 1
+        self.opt.count = 1
         self.opt.step(given(self.params, self.opt, g))
         return self.grads
 
@@ -56,7 +56,7 @@ class Stage:
 
     @property
     def g_v(self):
-        return list(self.opt.state_dict()["rule"]["g_v"].values())
+        return list(self.opt.state_dict()["rule"]["kept"].values())
 
     @property
     def info(self):
@@ -148,6 +148,28 @@ def test_float16_that_overflows_when_rounded(name):
     assert finite(stage.g_v)
 
 
+def test_gsam_leaves_a_part_of_rounding_errors_alone():
+    """Where g_s is parallel to g, or 0, the step is that of SAM, however large α is."""
+    stage = Stage("gsam", alpha=1e12)
+    parallel = [0.7 * g for g in G]
+    same(stage.refresh(G, parallel), parallel)
+    assert float(stage.opt.info.g_v_norm) == 0.0 and float(stage.opt.info.cosine) == pytest.approx(1.0)
+    same(stage.refresh(G, ZERO), ZERO)
+    same(stage.refresh(ZERO, G_S), G_S)
+    assert np.all(np.isfinite(stage.info))
+
+
+def test_gsam_that_overflows_when_rounded_or_in_its_norm():
+    half = lambda *x: as_tensors(*x, dtype=torch.float16)
+    stage = Stage("gsam", params=([1.0, 1.0],), dtype=torch.float16, alpha=4.0)
+    g = half([3e4, 3e4])
+    same(stage.refresh(g, half([3e4, 0.0])), g)  # 0 − 4 · 3e4 in the second entry
+    assert stage.opt.info.fell_back and np.all(np.isfinite(stage.info))
+    wide = Stage("gsam", alpha=1e200)
+    same(wide.refresh(G, G_S), G)
+    assert wide.opt.info.fell_back and np.all(np.isfinite(wide.info))
+
+
 @look_rule
 def test_a_g_v_too_large_for_its_store_is_dropped(name):
     stage, g_s = Stage(name, store_dtype=torch.float16), [1e6 * x for x in G_S]
@@ -176,7 +198,7 @@ def test_a_parameter_that_is_never_seen_stays_without_a_gradient(name):
     assert stage.refresh([G[0], None], [G_S[0], None])[1] is None
     if name in LOOK_RULES:
         assert stage.reuse([G[0], None])[1] is None
-        assert list(stage.opt.state_dict()["rule"]["g_v"]) == [0]
+        assert list(stage.opt.state_dict()["rule"]["kept"]) == [0]
 
 
 @look_rule

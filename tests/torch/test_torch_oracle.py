@@ -8,15 +8,24 @@ import optax
 import problems
 import pytest
 import torch
-from oracle import RuleOracle
-from torch_problems import LAYER_RULES, OPTIMIZERS, RULES, build, sgd, torch_problem
+from oracle import REFERENCES, RuleOracle
+from torch_problems import LAYER_RULES, OPTIMIZERS, P_RULES, RULES, build, sgd, step_without_closure, torch_problem
 
 from looksam.arguments import SCALINGS
+from looksam.torch import (
+    SharpnessAware,
+    elementwise_perturbation,
+    every,
+    global_perturbation,
+    gsam_gradient,
+    layerwise_perturbation,
+    reused_g_v,
+)
 
 VARIANTS = [
     (name, p, scaling)
     for name in RULES
-    for p in (2.0, 3.0, np.inf)
+    for p in ((2.0, 3.0, np.inf) if name in P_RULES else (None,))
     for scaling in (SCALINGS if name in LAYER_RULES else (None,))
 ]
 
@@ -25,19 +34,21 @@ def close(ours, reference, tolerance=1e-10):
     np.testing.assert_allclose(ours, reference, rtol=tolerance, atol=tolerance)
 
 
-def oracle_for(name, problem, p=2.0, scaling=None, layers=None):
-    _, settings = problems.RULES[name]
+def oracle_for(name, problem, p=None, scaling=None, layers=None, **options):
     scaling = scaling or ("normalized" if name in LAYER_RULES else None)
-    return RuleOracle(**(settings | {"p": p, "scaling": scaling, "layers": layers or list(problem.leaves)}))
+    options |= {"p": p or 2.0, "scaling": scaling, "layers": layers or list(problem.leaves)}
+    return REFERENCES[name](**(RULES[name][1] | options))
 
 
 def run_both(ours, opt, oracle, reference, steps, form="closure"):
     w = ours.flat()
     for _ in range(steps):
-        step = two_phase if form == "two-phase" else by_closure
+        step, points = two_phase if form == "two-phase" else by_closure, []
         loss = step(ours, opt)
-        expected, expected_info = oracle.step(ours.problem.gradient, w)
-        close(loss, ours.loss_at(w))
+        expected, expected_info = oracle.step(
+            lambda x, points=points: (points.append(x), ours.problem.gradient(x))[1], w
+        )
+        close(loss, ours.loss_at(points[0]))
         w = reference.step(w, expected, ours.problem.leaves)
         close(ours.gradient(), expected)
         close(ours.flat(), w)
@@ -50,15 +61,12 @@ def by_closure(ours, opt):
 
 
 def two_phase(ours, opt):
-    opt.zero_grad()
-    loss = ours.loss()
-    loss.backward()
-    if opt.needs_second_pass:
-        opt.ascend()
-        opt.zero_grad()
-        ours.loss().backward()
-    opt.step()
-    return loss.item()
+    def backward():
+        loss = ours.loss()
+        loss.backward()
+        return loss.item()
+
+    return step_without_closure(backward, opt)
 
 
 def pair(optimizer, ours):
@@ -70,7 +78,7 @@ def pair(optimizer, ours):
 def test_rule_with_sgdm(name, p, scaling):
     ours = torch_problem()
     base, reference = pair("sgdm", ours)
-    options = {"p": p, "full_info": True} | ({"scaling": scaling} if scaling else {})
+    options = {"full_info": True} | ({"p": p} if p else {}) | ({"scaling": scaling} if scaling else {})
     run_both(ours, build(name, base, **options), oracle_for(name, ours.problem, p, scaling), reference, steps=10)
 
 
@@ -101,12 +109,79 @@ def test_layers_that_span_several_tensors(scaling, named_by):
     run_both(ours, opt, oracle, PlainSGD(), steps=7)
 
 
+def mask(ours, selected):
+    """Returns which entries of the flat vector belong to a parameter for whose name ``selected`` is True."""
+    entries = np.zeros(len(ours.problem.seen), bool)
+    for name, part in zip(ours.params, ours.problem.leaves, strict=True):
+        entries[part] = selected(name)
+    return entries
+
+
+def is_outer(name):
+    return not name.startswith("nested")
+
+
+@pytest.mark.parametrize("form", ["closure", "two-phase"])
+@pytest.mark.parametrize("name", RULES)
+def test_window_and_perturbed_parameters(name, form):
+    ours = torch_problem(seed=6)
+    window = {"start": 2, "stop": 7}
+    opt = build(name, sgd(list(ours.params.items())), perturb=is_outer, full_info=True, **window)
+    oracle = oracle_for(name, ours.problem, perturbed=mask(ours, is_outer), **window)
+    run_both(ours, opt, oracle, PlainSGD(), steps=9, form=form)
+
+
+@pytest.mark.parametrize("p", [2.0, 3.0, np.inf])
+def test_parameters_that_asam_does_not_scale(p):
+    ours = torch_problem(seed=7)
+    opt = build("asam", sgd(list(ours.params.items())), p=p, eta=0.2, scale=is_outer, full_info=True)
+    oracle = oracle_for("asam", ours.problem, p=p, eta=0.2, scaled=mask(ours, is_outer))
+    run_both(ours, opt, oracle, PlainSGD(), steps=4)
+
+
+@pytest.mark.parametrize(
+    ("perturbation", "reference"),
+    [
+        (global_perturbation(3.0), {"p": 3.0}),
+        (layerwise_perturbation(scaling="adaptive"), {"scaling": "adaptive"}),
+        (elementwise_perturbation(eta=0.1), {"eta": 0.1}),
+    ],
+    ids=["global", "layer-wise", "element-wise"],
+)
+@pytest.mark.parametrize("perturbed", [None, is_outer])
+def test_compositions(perturbation, reference, perturbed):
+    """GSAM's refresh on every third step of a window, g_v reused in between, with each perturbation."""
+    ours = torch_problem(seed=8)
+    opt = SharpnessAware(
+        sgd(list(ours.params.items())),
+        perturbation,
+        0.1,
+        schedule=every(3, start=1, stop=8),
+        refresh=gsam_gradient(0.4),
+        between=reused_g_v(0.6),
+        perturb=perturbed,
+        full_info=True,
+    )
+    oracle = RuleOracle(
+        0.1,
+        k=3,
+        alpha=0.6,
+        gsam_alpha=0.4,
+        start=1,
+        stop=8,
+        layers=list(ours.problem.leaves),
+        perturbed=perturbed and mask(ours, perturbed),
+        **reference,
+    )
+    run_both(ours, opt, oracle, PlainSGD(), steps=10)
+
+
 class PlainSGD:
     def step(self, w, g, leaves):
         return w - 0.05 * g
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", [name for name in RULES if name in problems.RULES])
 def test_equals_the_jax_rule(name):
     ours = torch_problem(seed=4)
     problem, rule, tx = ours.problem, problems.RULES[name][0](), optax.sgd(0.05, momentum=0.9)
@@ -144,8 +219,7 @@ def test_rho_and_alpha_of_a_group(p, scaling):
     w = ours.flat()
     by_closure(ours, opt)
     g = problem.gradient(w)
-    unit = oracle_for(name, problem, p, scaling)
-    unit.rho = 1.0
+    unit = oracle_for(name, problem, p, scaling, rho=1.0)
     g_s = problem.gradient(w + rho * unit.epsilon(g, w))
     close(ours.gradient(), g_s)
     g_v = g_s - (g @ g_s) / (g @ g) * g

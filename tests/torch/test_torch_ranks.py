@@ -9,10 +9,20 @@ import numpy as np
 import pytest
 import torch
 import torch_ranks
-from torch_problems import LAYER_RULES, LOOK_RULES, RULES, build, flat, refreshes
+from torch_problems import (
+    LAYER_RULES,
+    LOOK_RULES,
+    ONE_GRADIENT_RULES,
+    RULES,
+    TWO_GRADIENT_RULES,
+    build,
+    flat,
+    refreshes,
+)
 from torch_ranks import FSDP_OPTIONS, RANKS, STEPS, X, Y
 
 every_rule = pytest.mark.parametrize("name", RULES)
+two_gradient_rule = pytest.mark.parametrize("name", TWO_GRADIENT_RULES)
 
 
 @pytest.fixture(scope="module")
@@ -101,15 +111,18 @@ def test_sharded_resume_in_mid_cycle(results, name):
 
 @every_rule
 def test_sharded_rules_need_few_reductions(results, name):
-    """One all-reduce for the scalars of all tensors: for ε, the sums and ‖g_v‖ on a refresh, for ‖g‖ on reuse."""
-    look, always = name in LOOK_RULES, refreshes(name, 1)
-    refresh, reuse = results[0]["fsdp", name]["reductions"]
-    assert refresh == (3 if look else 2)
-    assert reuse == (2 if always else 1 if look else 0)
+    """One all-reduce for the scalars of all tensors.
+
+    They are for ε, the sums and ‖g_v‖ or ‖g_⊥‖ on a refresh, for ‖g‖ on reuse, and for ‖g‖ and ‖v‖ with MSAM.
+    """
+    first, second = results[0]["fsdp", name]["reductions"]
+    assert first == (3 if name in LOOK_RULES or name == "gsam" else 2)
+    expected = first if refreshes(name, 1) or name in ONE_GRADIENT_RULES else int(name in LOOK_RULES)
+    assert second == expected
 
 
 def by_definition(name):
-    """m-sharpness: each half has a perturbation of its own, and g_s is the mean; g_v is made of the means."""
+    """m-sharpness: each half has a perturbation of its own, and g_s is the mean; g_v and g_⊥ are made of the means."""
     model = torch_ranks.network()
     base, kept, seen = torch_ranks.base_for(model), None, []
     params, sizes = list(model.parameters()), [p.numel() for p in model.parameters()]
@@ -129,6 +142,9 @@ def by_definition(name):
         return flat([p.grad for p in params])
 
     def epsilon(g, w):
+        if name == "asam":
+            scale = np.abs(w) + 0.01
+            return 0.1 * scale**2 * g / np.linalg.norm(scale * g)
         if name not in LAYER_RULES:
             return 0.1 * g / np.linalg.norm(g)
         parts = zip(np.split(g, np.cumsum(sizes)[:-1]), np.split(w, np.cumsum(sizes)[:-1]), strict=True)
@@ -143,6 +159,8 @@ def by_definition(name):
             w = flat(params)
             returned = np.mean([gradient(*half, epsilon(own, w)) for half, own in zip(halves, g, strict=True)], 0)
             kept = returned - (mean @ returned) / (mean @ mean) * mean
+            if name == "gsam":
+                returned = returned - 0.7 * (mean - (mean @ returned) / (returned @ returned) * returned)
         elif name in LOOK_RULES:
             returned = mean + 0.7 * np.linalg.norm(mean) / np.linalg.norm(kept) * kept
         for p, part in zip(params, np.split(returned, np.cumsum(sizes)[:-1]), strict=True):
@@ -152,7 +170,7 @@ def by_definition(name):
     return seen
 
 
-@every_rule
+@two_gradient_rule
 @pytest.mark.parametrize("kind", ["rank", "rank, views"])
 def test_one_perturbation_per_rank_is_m_sharpness(results, name, kind):
     ours, other = (rank[kind, name]["steps"] for rank in results)
@@ -160,7 +178,7 @@ def test_one_perturbation_per_rank_is_m_sharpness(results, name, kind):
     identical(ours, other)
 
 
-@every_rule
+@two_gradient_rule
 def test_one_perturbation_per_rank_skips_the_first_synchronisation(results, name):
     """DDP reduces its buckets once on every step, whatever the rule; with a global ε, twice on refresh steps."""
     assert results[0]["rank", name]["buckets"] == [1] * STEPS
@@ -172,7 +190,7 @@ def test_the_documented_recipe(results):
     assert any(norm > 0 for _, norm in results[0]["recipe"])
 
 
-@every_rule
+@two_gradient_rule
 def test_ranks_fall_back_together(results, name):
     """The squares of one rank's gradient overflow: all ranks return the mean gradient."""
     ours, other = (rank["overflow", name] for rank in results)

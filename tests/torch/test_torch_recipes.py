@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch_problems import flat
 
-from looksam.torch import LookSAM
+import looksam.torch
+from looksam.torch import LookSAM, sam_family
 
 TEXT = (pathlib.Path(__file__).parents[2] / "docs/pytorch.md").read_text()
 DATA = torch.Generator().manual_seed(0)
@@ -43,7 +44,7 @@ def run(code, net, **names):
     """Executes a recipe, and returns the names it defined."""
     space = {
         "torch": torch,
-        "LookSAM": LookSAM,
+        **{name: getattr(looksam.torch, name) for name in looksam.torch.__all__},
         "model": net,
         "criterion": nn.functional.cross_entropy,
         "loader": BATCHES,
@@ -105,6 +106,56 @@ def test_without_a_closure():
     net = Net()
     run(recipe("Without a closure")[0], net, opt=optimizer(net))
     check(net)
+
+
+def steps(net, opt):
+    """Takes one step on each batch, and returns the number of gradients and whether one was taken at w + ε."""
+    seen = []
+    for x, y in BATCHES:
+
+        def closure(x=x, y=y):
+            opt.zero_grad()
+            loss = nn.functional.cross_entropy(net(x), y)
+            loss.backward()
+            return loss
+
+        before = len(net.seen)
+        opt.step(closure)
+        seen.append((len(net.seen) - before, opt.info.refreshed))
+    return seen
+
+
+def test_some_of_the_steps_and_parameters():
+    net = Net()
+    opt = run(recipe("Some of the steps, some of the parameters")[0], net)["opt"]
+    assert steps(net, opt) == [(1, False)] * 4 + [(2, True), (1, False)]
+    selected = opt._passes.groups.named("perturb", list(net.parameters()))
+    assert dict(zip((name for name, _ in net.named_parameters()), selected, strict=True)) == {
+        name: name in ("first.weight", "last.weight") for name, _ in net.named_parameters()
+    }
+
+
+def test_msam_without_a_closure():
+    net = Net()
+    run(recipe("MSAM")[0], net)
+    assert len(net.seen) == len(BATCHES)
+    plain = Net(masks=[entry[2] for entry in net.seen])
+    opt = looksam.torch.MSAM(torch.optim.AdamW(plain.parameters(), lr=1e-3), rho=0.3, model=plain)
+    assert steps(plain, opt) == [(1, True)] * len(BATCHES)
+    for ours, expected in zip(net.state_dict().values(), plain.state_dict().values(), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=0)
+
+
+def test_rules_of_your_own():
+    net = Net()
+    opt = run(recipe("Rules of your own")[0], net)["opt"]
+    assert steps(net, opt) == [(2, True)] + [(1, False)] * 4 + [(2, True)]
+    assert opt.param_groups[0]["gsam_alpha"] == 0.2 and opt.param_groups[0]["alpha"] == 0.7
+
+
+def test_every_rule_is_listed():
+    (table,) = re.findall(r"^## The rules\n(.*?)(?=^## )", TEXT, re.MULTILINE | re.DOTALL)
+    assert re.findall(r"^\| `(\w+)\(", table, re.MULTILINE) == [rule.__name__ for rule in sam_family.RULES.values()]
 
 
 def test_fp16_scaler():
