@@ -23,6 +23,7 @@ ORANGE = ("#E69F00", "#F0B429")
 SKY = ("#56B4E9", "#8FD3FF")
 GREY = ("#767676", "#9A9A9A")
 YELLOW = ("#9C8B00", "#F0E442")
+WINE = ("#882255", "#C9568A")  # after Paul Tol's; grey is for the paper's numbers
 
 SHARED_SETTINGS = ("start", "stop", "perturb")  # that every rule takes
 
@@ -120,7 +121,7 @@ METHODS: dict[str, Method] = _table(
         strengths=(0.1, 0.3, 0.5, 0.7),
     ),
     Method("asam", "ASAM", ("rho", "p", "eta"), SKY, "X", every_step="asam", radius=10.0),
-    Method("gsam", "GSAM", ("rho", "alpha", "p"), GREY, "p", every_step="gsam", strengths=(0.1, 0.2, 0.3, 0.4)),
+    Method("gsam", "GSAM", ("rho", "alpha", "p"), WINE, "p", every_step="gsam", strengths=(0.1, 0.2, 0.3, 0.4)),
     Method(
         "msam",
         "MSAM",

@@ -101,7 +101,7 @@ class Recipe:
     decay_all: bool = True
     """Decay biases and normalisation parameters too, not only kernels and embeddings."""
     momentum: float = 0.9
-    """Momentum of sgdm; msam's rule averages the gradients with the same one."""
+    """Momentum of sgdm; msam's own, along which it perturbs, has the same value."""
     clip_norm: float | None = None
     """Largest global norm of the gradient that the optimizer sees; longer ones are scaled down."""
     batch_size: int = 128
