@@ -14,9 +14,9 @@ from looksam.rules.choices import (
     reused_g_v,
     sam_gradient,
 )
-from looksam.rules.compose import compose
+from looksam.rules.composition import compose
 from looksam.rules.family import *  # noqa: F403
-from looksam.rules.momentum import MomentumState, momentum_perturbation
+from looksam.rules.momentum_rule import MomentumState, momentum_perturbation
 from looksam.rules.perturbation import elementwise_perturbation, global_perturbation, layerwise_perturbation
 from looksam.rules.rule import Rule
 from looksam.rules.steps import GradientProducts, LookSAMState, SAMState, StepInfo

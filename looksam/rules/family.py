@@ -14,8 +14,8 @@ from jax.typing import ArrayLike, DTypeLike
 from looksam.arguments import Scaling
 from looksam.rules.batching import Groups
 from looksam.rules.choices import ScalarOrSchedule, gsam_gradient, reused_g_v
-from looksam.rules.compose import compose
-from looksam.rules.momentum import momentum_perturbation
+from looksam.rules.composition import compose
+from looksam.rules.momentum_rule import momentum_perturbation
 from looksam.rules.perturbation import (
     ByPath,
     Layers,

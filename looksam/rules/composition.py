@@ -7,7 +7,7 @@ from looksam import arguments
 from looksam.rules import validation
 from looksam.rules.batching import Groups
 from looksam.rules.choices import BetweenGradient, RefreshGradient, ScalarOrSchedule, plain_gradient, sam_gradient
-from looksam.rules.momentum import MomentumPerturbation, MomentumRule
+from looksam.rules.momentum_rule import MomentumPerturbation, MomentumRule
 from looksam.rules.perturbation import ByPath, Perturbation
 from looksam.rules.rule import Rule
 from looksam.schedule import RefreshSchedule, every
