@@ -141,11 +141,12 @@ def _with_peer(settings: Mapping[str, Any], image_shape: Sequence[int], num_clas
     steps = EagerSteps(recipe, image_shape, num_classes)
     kind, options = base_optimizer(recipe)
     peers = importlib.import_module("pytorch_optimizer")  # compared with, never needed
-    rule, own = {
+    rules: dict[str, tuple[Any, dict[str, Any]]] = {
         "sam": (peers.SAM, {}),
         "look_sam": (peers.LookSAM, {"k": recipe.k, "alpha": recipe.alpha}),
         "asam": (peers.SAM, {"adaptive": True}),  # without eta
-    }[recipe.method]
+    }
+    rule, own = rules[recipe.method]
     return steps, rule(decayed(recipe, steps.model.named_parameters()), kind, rho=recipe.rho, **own, **options)
 
 
