@@ -74,7 +74,7 @@ def reused_g_v(alpha: ScalarOrSchedule = 0.7, store_dtype: DTypeLike | None = No
     validation.setting("alpha", alpha)
 
     def weight(g_norm: Scalar, g_v_norm: Scalar, count: jax.Array) -> Scalar:
-        return value_at(alpha, count, g_norm.dtype) * pytree.divide(g_norm, g_v_norm)  # (11), 0 without a g_v
+        return value_at(alpha, count, g_norm.dtype) * pytree.divide(g_norm, g_v_norm)  # (11)
 
     return BetweenGradient(weight, validation.storage(store_dtype))
 

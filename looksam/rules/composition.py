@@ -47,7 +47,9 @@ def compose(
       >>> [rule.refreshes(step) for step in range(7)]
       [False, False, True, False, False, True, False]
     """
-    schedule, refresh, between = schedule or every(), refresh or sam_gradient(), between or plain_gradient()
+    schedule = every() if schedule is None else schedule
+    refresh = sam_gradient() if refresh is None else refresh
+    between = plain_gradient() if between is None else between
     for name, value, kind in (
         ("schedule", schedule, RefreshSchedule),
         ("refresh", refresh, RefreshGradient),

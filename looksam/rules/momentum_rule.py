@@ -43,7 +43,7 @@ class MomentumState(NamedTuple):
 
     count: jax.Array  # type: ignore[assignment]  # steps taken so far
     v: Vector  # the momentum of the gradients so far
-    v_norm: jax.Array  # ‖v‖, kept so that a step need not read v twice
+    v_norm: jax.Array  # ‖v‖, kept so that a step need not read v twice; 0 where v is of no meaning
 
 
 class MomentumRule(Rule):
@@ -64,7 +64,7 @@ class MomentumRule(Rule):
         self, value_and_grad: ValueAndGrad, params: Vector, state: Any, *args: Any, refresh: bool | None = None
     ) -> tuple[Any, Vector, MomentumState, StepInfo]:
         self._check(params, state, refresh)
-        weights = params if refresh is False else self.perturb(None, params, state)
+        weights = self._weights(params, state, refresh)
         value, g = checked_value_and_grad(value_and_grad, weights, *args)
         return value, *self._step(g, state, refresh)
 
@@ -78,44 +78,56 @@ class MomentumRule(Rule):
         refresh: bool | None = None,
     ) -> tuple[Vector, MomentumState, StepInfo]:
         self._check(params, state, refresh)
-        only = g if refresh is False else gradient_at(self.perturb(None, params, state))
+        only = g if refresh is False else gradient_at(self._weights(params, state, refresh))
         validation.check_gradient(params, only)
         return self._step(only, state, refresh)
 
     def perturb(self, g: Vector, params: Vector, state: Any) -> Vector:
-        """Returns w − ρ v/‖v‖, and w outside the window; ``g`` is not read."""
+        """Returns w − ρ v/‖v‖; ``g`` is not read."""
         del g
+        return self._moved(params, state, value_at(self.rho, state.count, state.v_norm.dtype))
+
+    def _weights(self, params: Vector, state: MomentumState, refresh: bool | None) -> Vector:
+        """Returns the parameters at which the gradient is taken: w + ε, and w where the rule does not act."""
+        if refresh is False:
+            return params
+        radius = value_at(self.rho, state.count, state.v_norm.dtype)
+        return self._moved(params, state, jnp.where(self._acts(state, refresh), radius, jnp.zeros_like(radius)))
+
+    def _moved(self, params: Vector, state: MomentumState, radius: Scalar) -> Vector:
         dtype, keep = pytree.accumulator(params), self._perturbed_leaves(params)
         part, v = pytree.selected(params, keep), pytree.cast(pytree.selected(state.v, keep), dtype)
         norm = state.v_norm if all(keep) else jnp.sqrt(pytree.squared_norm(v, dtype))
-        usable = self._is_active(state.count) & jnp.isfinite(state.v_norm)
-        factor = jnp.where(usable, pytree.divide(value_at(self.rho, state.count, dtype), norm), jnp.zeros_like(norm))
-        moved = pytree.add_scaled(pytree.cast(part, dtype), -factor, pytree.zero_unless(usable, v))  # (14)
+        factor = jnp.where(state.v_norm > 0, pytree.divide(radius, norm), jnp.zeros_like(norm))
+        moved = pytree.add_scaled(pytree.cast(part, dtype), -factor, v)  # (14)
         return pytree.filled(pytree.cast_like(moved, part), params, keep)
 
     def _step(self, g: Vector, state: MomentumState, refresh: bool | None) -> tuple[Vector, MomentumState, StepInfo]:
         """Returns g, and adds it to the momentum on the steps on which the rule acts, unless it is not finite."""
-        dtype = state.v_norm.dtype
-        norm = jnp.sqrt(pytree.squared_norm(g, dtype))
-        active = jnp.zeros((), bool) if refresh is False else self._is_active(state.count)
-        info = StepInfo(
-            norm, norm, jnp.zeros_like(norm), jnp.ones_like(norm), refreshed=active, fell_back=jnp.zeros((), bool)
-        )
+        dtype, acts = state.v_norm.dtype, self._acts(state, refresh)
+        norm, no = jnp.sqrt(pytree.squared_norm(g, dtype)), jnp.zeros((), bool)
+        info = StepInfo(norm, norm, jnp.zeros_like(norm), jnp.ones_like(norm), refreshed=acts, fell_back=no)
+        # Outside the window nothing is kept: a norm of 0 stands for no momentum, and saves writing v.
+        inside = self.schedule.is_active(state.count) | acts
+        kept_norm = jnp.where(inside, state.v_norm, jnp.zeros_like(state.v_norm))
         if refresh is False:
-            return g, state._replace(count=state.count + 1), info
-        entering = active & jnp.isfinite(norm)
-        # A momentum that overflowed starts anew.
-        kept = jnp.where(jnp.isfinite(state.v_norm), jnp.asarray(self.perturbation.momentum, dtype), 0)
+            return g, MomentumState(state.count + 1, state.v, kept_norm), info
+        entering = acts & jnp.isfinite(norm)
+        momentum = jnp.where(kept_norm > 0, jnp.asarray(self.perturbation.momentum, dtype), 0)
 
         def updated(v: jax.Array, g: jax.Array) -> jax.Array:
-            old = jnp.where(kept > 0, jnp.asarray(v, dtype), 0)
-            return jnp.where(entering, (kept * old + jnp.asarray(g, dtype)).astype(v.dtype), v)
+            wide = momentum * jnp.asarray(v, dtype) + jnp.asarray(g, dtype)
+            return jnp.where(entering, pytree.cast_like(wide, v), v)
 
         v = jax.tree.map(updated, state.v, g)
-        return g, MomentumState(state.count + 1, v, jnp.sqrt(pytree.squared_norm(v, dtype))), info
+        v_norm = jnp.where(entering, jnp.sqrt(pytree.squared_norm(v, dtype)), kept_norm)
+        fits = jnp.isfinite(v_norm)  # a momentum that overflows is reset
+        v_norm = jnp.where(fits, v_norm, jnp.zeros_like(v_norm))
+        return g, MomentumState(state.count + 1, pytree.zero_unless(fits, v), v_norm), info
 
-    def _is_active(self, count: jax.Array) -> Scalar:
-        return jnp.asarray(self.schedule.is_always_active or self.schedule.is_active(count))
+    def _acts(self, state: MomentumState, refresh: bool | None) -> Scalar:
+        """Returns whether this step perturbs: as ``refresh`` says, or by the count."""
+        return jnp.asarray(self.schedule.is_active(state.count) if refresh is None else refresh)
 
     def _check(self, params: Vector, state: Any, refresh: Any) -> None:
         validation.check_step(params, state, MomentumState, refresh)

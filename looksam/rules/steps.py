@@ -77,11 +77,13 @@ def refresh_step(g: Vector, g_s: Vector, weights: RefreshWeights, state: State, 
     part = _orthogonal_part(g, g_s, g_squared, state.g_v if isinstance(state, LookSAMState) else g, dtype)
     returned_squared, along, usable = part.g_s_squared, part.along, part.usable
     if weights is not None:
-        a, b = weights(GradientProducts(g_squared, part.along, part.g_s_squared, part.norm), state.count)
+        a, b = _refresh_weights(weights, g_squared, part, state.count)
         combined = pytree.cast_like(_combined(a, g_s, b, g, dtype), g_s)
         g_s = pytree.where(b == 0, g_s, combined)  # to the bit where g has no weight
         returned_squared, along = _combined_products(a, b, part.g_s_squared, part.along, g_squared)
         usable = usable & jnp.isfinite(returned_squared)
+        if pytree.is_narrower(g_s, dtype):  # rounding to a narrow dtype may overflow
+            usable = usable & jnp.isfinite(pytree.squared_norm(g_s, dtype))
     returned = pytree.where(usable, pytree.cast_like(g_s, g), g)  # (10)
     info = _info(g_squared, returned_squared, along, part.norm, refreshed=True, fell_back=~usable)
     if not isinstance(state, LookSAMState):
@@ -139,6 +141,17 @@ def _orthogonal_part(
     return _OrthogonalPart(c, g_v, jnp.where(exists, norm, jnp.zeros_like(norm)), usable, g_s_squared, along)
 
 
+def _refresh_weights(
+    weights: Callable[[GradientProducts, jax.Array], tuple[Scalar, Scalar]],
+    g_squared: Scalar,
+    part: _OrthogonalPart,
+    count: jax.Array,
+) -> tuple[Scalar, Scalar]:
+    """Returns the weights of g_s and of g in what a refresh returns, as arrays."""
+    a, b = weights(GradientProducts(g_squared, part.along, part.g_s_squared, part.norm), count)
+    return jnp.asarray(a, g_squared.dtype), jnp.asarray(b, g_squared.dtype)
+
+
 def reuse_step(g: Vector, weight: ReuseWeight, state: LookSAMState, dtype: DTypeLike) -> Step:
     """Returns g with the kept g_v added to it."""
     g_squared = pytree.squared_norm(g, dtype)
@@ -153,8 +166,9 @@ def reuse_step(g: Vector, weight: ReuseWeight, state: LookSAMState, dtype: DType
 
 
 def _reuse_factor(g_squared: Scalar, weight: ReuseWeight, g_v_norm: Scalar, count: jax.Array) -> tuple[Scalar, Scalar]:
-    """Returns the factor of g_v and whether it is finite; 0 where it is not."""
-    factor = weight(jnp.sqrt(g_squared), g_v_norm, count)
+    """Returns the factor of g_v and whether it is finite; 0 where it is not, and where no g_v is kept."""
+    factor = jnp.asarray(weight(jnp.sqrt(g_squared), g_v_norm, count), g_squared.dtype)
+    factor = jnp.where(g_v_norm > 0, factor, jnp.zeros_like(factor))
     usable = jnp.isfinite(factor)
     return jnp.where(usable, factor, jnp.zeros_like(factor)), usable
 
@@ -195,8 +209,7 @@ def refresh_or_reuse_step(
         part = _orthogonal_part(now, second_gradient(now), g_squared, state.g_v, dtype, zeroed=True)
         a, b, usable = part.c, one, part.usable
         if weights is not None:  # of g_s and g; in terms of g and g_v
-            products = GradientProducts(g_squared, part.along, part.g_s_squared, part.norm)
-            b, of_g = weights(products, state.count)
+            b, of_g = _refresh_weights(weights, g_squared, part, state.count)
             a = jnp.where(of_g == 0, b * part.c, b * part.c + of_g)
             usable = usable & jnp.isfinite(_combined_products(b, of_g, part.g_s_squared, part.along, g_squared)[0])
         return ~due, part.g_v, part.norm, a, b, usable

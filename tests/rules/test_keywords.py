@@ -151,8 +151,8 @@ def test_parts_of_ones_own():
         lambda g, params, dtype: jax.tree.map(jnp.sign, g),
         0.1,
         schedule=rules.every(2),
-        refresh=rules.RefreshGradient(lambda products, count: (jnp.asarray(0.5), jnp.asarray(0.5))),
-        between=rules.BetweenGradient(lambda g_norm, g_v_norm, count: jnp.asarray(2.0)),
+        refresh=rules.RefreshGradient(lambda products, count: (0.5, 0.5)),
+        between=rules.BetweenGradient(lambda g_norm, g_v_norm, count: 2.0),
     )
     gradient = jax.grad(lambda w: jnp.sum(jnp.array([1.0, 3.0]) * w**2))
     params = jnp.array([1.0, -1.0])
@@ -164,6 +164,23 @@ def test_parts_of_ones_own():
         grads, _, info = rule.transform(gradient(params), gradient, params, state, refresh=refresh and False)
         np.testing.assert_allclose(grads, g, rtol=1e-12)  # g_s is parallel to g: there is no g_v
         assert float(info.g_v_norm) == 0
+
+
+@both_forms
+def test_a_reuse_of_ones_own_ends_with_the_window(static):
+    rule = rules.compose(
+        rules.global_perturbation(),
+        0.5,
+        schedule=rules.every(2, stop=2),
+        between=rules.BetweenGradient(lambda g_norm, g_v_norm, count: 0.5),
+    )
+    gradient = jax.value_and_grad(lambda w: jnp.sum(jnp.array([1.0, 3.0], jnp.float32) * w**2))
+    params = jnp.array([1.0, 1.0], jnp.float32)
+    state, seen = rule.init(params), []
+    for i in range(4):
+        _, grads, state, _ = rule.gradient(gradient, params, state, refresh=rule.refreshes(i) if static else None)
+        seen.append(bool(np.array_equal(grads, [2.0, 6.0])))
+    assert seen == [False, False, True, True]
 
 
 # --- the rules of other papers, by hand ---------------------------------------------------------------------------
@@ -251,15 +268,36 @@ def test_a_gradient_that_is_not_finite_does_not_enter_the_momentum_of_msam(bad):
     assert not info.fell_back
 
 
-def test_the_momentum_of_msam_starts_anew_after_it_overflowed():
-    rule, params = looksam.msam(0.5), jnp.ones(2, jnp.float32)
-    gradient_at = lambda w: jnp.full(2, 3e38, jnp.float32)
-    state = rule.init(params)._replace(v=jnp.full(2, 3e38, jnp.float32), v_norm=jnp.asarray(jnp.inf, jnp.float32))
-    np.testing.assert_array_equal(rule.perturb(None, params, state), params)
-    _, state, _ = rule.transform(params, lambda w: jnp.ones(2, jnp.float32), params, state)
-    np.testing.assert_array_equal(state.v, [1.0, 1.0])
-    _, state, _ = rule.transform(params, gradient_at, params, state)  # its norm overflows: it does not enter
-    np.testing.assert_array_equal(state.v, [1.0, 1.0])
+def test_a_momentum_that_overflows_is_reset():
+    rule, params = looksam.msam(0.5, store_dtype=jnp.float16), jnp.ones(2, jnp.float32)
+    state = rule.init(params)
+    for expected in ([4e4, 4e4], [0.0, 0.0], [4e4, 4e4]):  # 1.9 times 4e4 does not fit
+        _, state, _ = rule.transform(params, lambda w: jnp.full(2, 4e4, jnp.float32), params, state)
+        np.testing.assert_array_equal(state.v, np.array(expected, np.float16))
+        assert np.isfinite(state.v_norm)
+
+
+@both_forms
+def test_a_window_that_begins_again_begins_without_momentum(static):
+    rule, params = looksam.msam(0.5, stop=2), jnp.array([3.0, 4.0])
+    gradient = jax.value_and_grad(lambda w: jnp.sum(w**2))
+    state = rule.init(params)
+    for i in range(3):
+        refresh = rule.refreshes(i) if static else None
+        _, _, state, _ = rule.gradient(gradient, params, state, refresh=refresh)
+    state = state._replace(count=jnp.zeros_like(state.count))
+    value, g, state, _ = rule.gradient(gradient, params, state, refresh=static or None)
+    assert float(value) == 25.0  # not perturbed
+    trees_equal(state.v, g)
+
+
+def test_gsam_whose_combination_overflows_a_narrow_dtype_returns_g():
+    params = jnp.zeros(2, jnp.float16)
+    g, g_s = (jnp.array(x, jnp.float16) for x in ([6e4, -100.0], [6e4, 6e4]))
+    rule = looksam.gsam(0.1, alpha=2.0)
+    grads, _, info = rule.transform(g, lambda w: g_s, params, rule.init(params))
+    np.testing.assert_array_equal(grads, g)
+    assert info.fell_back
 
 
 def test_momentum_in_half_the_memory():
