@@ -58,14 +58,19 @@ class Method:
         """Whether the steps in between reuse a part of it."""
         return self.has_period and "alpha" in self.settings
 
+    @property
+    def is_related(self) -> bool:
+        """Whether the rule is of another paper than SAM's and LookSAM's: its ρ and α are on scales of their own."""
+        return self.radius != 1 or (bool(self.strengths) and not self.reuses)
+
     def rule(self, settings: Mapping[str, Any]) -> "Rule | None":
         """The rule for JAX, from a mapping that has at least ``self.settings``; None for the base optimizer."""
         if not self.is_rule:
             return None
         from looksam import rules
 
-        shared = {name: settings[name] for name in SHARED_SETTINGS if name in settings}
-        rule: Rule = getattr(rules, self.name)(**{name: settings[name] for name in self.settings}, **shared)
+        optional = {name: settings[name] for name in (*SHARED_SETTINGS, "store_dtype") if name in settings}
+        rule: Rule = getattr(rules, self.name)(**{name: settings[name] for name in self.settings}, **optional)
         return rule
 
     def programs(self, k: int, active: float = 1.0) -> dict[str, float]:
@@ -130,7 +135,7 @@ METHODS: dict[str, Method] = _table(
         "*",
         every_step="msam",
         takes_second_gradient=False,
-        radius=2.5,
+        radius=5.0,
     ),
 )
 
@@ -158,21 +163,21 @@ def parse_row(name: str) -> Row:
     >>> row.method.name, row.k, row.start
     ('look_sam', 5, 0.8)
     """
-    rest, _, late = name.partition("@")
+    rest, at, late = name.partition("@")
     stem, _, scaling = rest.partition(":")
-    start = _start(name, late)
-    if stem in METHODS:
-        return Row(METHODS[stem], None, scaling, start)
+    start = _start(name, late) if at else 0.0
     for method in METHODS.values():
         match = re.fullmatch(re.escape(method.row).replace(r"\{k\}", r"(\d+)"), stem)
-        if match:
-            return Row(method, int(match[1]) if match.groups() else None, scaling, start)
+        if stem == method.name or match:
+            if at and not method.is_rule:
+                raise ValueError(f"row {name!r} has a start, and {method.name} is no rule; leave it out.")
+            if scaling and "scaling" not in method.settings:
+                raise ValueError(f"row {name!r} has a scaling, and {method.name} takes none; leave it out.")
+            return Row(method, int(match[1]) if match and match.groups() else None, scaling, start)
     raise ValueError(f"row {name!r} names no method; the methods are {', '.join(METHODS)}.")
 
 
 def _start(name: str, text: str) -> float:
-    if not text:
-        return 0.0
     if not re.fullmatch(r"0?\.\d+", text):
         raise ValueError(f"row {name!r} starts at {text!r}; write a fraction of the run after the @, e.g. @0.8.")
     return float(text)

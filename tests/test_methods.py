@@ -25,3 +25,11 @@ def test_rows_of_tables_have_labels_of_their_own():
 def test_an_unknown_row():
     with pytest.raises(ValueError, match="row 'gsam_5' names no method; the methods are base, sam, sam_k"):
         parse_row("gsam_5")
+    for name, message in (
+        ("sam@", "starts at ''"),
+        ("sam@8", "starts at '8'; write a fraction"),
+        ("base@0.8", "base is no rule"),
+        ("sam:literal", "sam takes none"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            parse_row(name)

@@ -12,7 +12,7 @@ from looksam.trainer.recipe import Recipe
 from looksam.trainer.rule_settings import has_window, window
 
 PARTS = 20  # of a run, to which the ends of the window are rounded; more would make cycles long
-AT_LEAST = 20  # steps of a miniature run: to begin it anew takes time
+AT_LEAST = 20  # steps of a miniature run: to restart it takes time
 
 
 def miniature(recipe: Recipe, total_steps: int) -> Recipe:

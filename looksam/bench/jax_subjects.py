@@ -12,8 +12,8 @@ import jax
 import numpy as np
 import optax
 
-from looksam import rules
 from looksam.bench.cycle import cycle
+from looksam.methods import METHODS
 from looksam.trainer.data import Dataset
 from looksam.trainer.optimizers import make_optimizer, make_rule
 from looksam.trainer.parallel import BatchSplit, Gradient, Layout, make_layout
@@ -30,7 +30,7 @@ class CompiledSteps:
 
     Args:
       state: the state at step 0, which is donated to the first step.
-      recipe: that of a cycle; where its rule does not act on all steps, the rule's count begins anew after each.
+      recipe: that of a cycle; where its rule does not act on all steps, the rule's count restarts after each.
       batch: images and labels on the devices.
       programs: the compiled programs.
       program_of: the name of the program that step i of a cycle runs.
@@ -51,11 +51,11 @@ class CompiledSteps:
         self._state, self._batch, self._programs, self._program_of = state, batch, programs, program_of
         self._kept, self._count, self._cycle = kept, 0, cycle(recipe)
         self._gradients = gradients_per_step(recipe, self._cycle) if gradients is None else gradients
-        self._begins_anew = has_window(recipe)
+        self._restarts = has_window(recipe)
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            if self._begins_anew and self._count % self._cycle == 0:
+            if self._restarts and self._count % self._cycle == 0:
                 self._reset_count()
             program = self._programs[self._program_of(self._count % self._cycle)]
             self._state, _ = program(self._state, *self._batch)
@@ -126,7 +126,7 @@ class _Setup:
         layout = make_layout(recipe.mesh_sizes())
         dataset = abstract_dataset(recipe)
         settings = rule_settings(recipe, cycle(recipe)) | ({"store_dtype": store_dtype} if store_dtype else {})
-        rule = getattr(rules, recipe.method)(**settings) if settings else None
+        rule = METHODS[recipe.method].rule(settings)
         self.programs = Programs(recipe, dataset, total_steps(recipe), layout, lambda *batch: batch, rule)
         self.batch = _noise(recipe, dataset, layout)
 

@@ -21,7 +21,7 @@ from looksam.experiments.engine.runner import (
 )
 from looksam.experiments.engine.runs import versions
 from looksam.experiments.engine.timer import steps_of_runner, time_ratios
-from looksam.experiments.engine.tuner import Settings, best, grid_around, mean_scores, own_settings
+from looksam.experiments.engine.tuner import Settings, best, grid_around, mean_scores, starting_settings
 from looksam.experiments.experiment import mean_entry
 from looksam.experiments.report.text import entry_text
 from looksam.methods import parse_row, settings_of
@@ -37,20 +37,26 @@ Report = Callable[[str], None]
 
 
 def selected(name: str, recipe: Recipe, rows: list[str]) -> dict[str, Settings]:
-    """The hyper-parameters tuned for the recipe of this name; the recipe's own ρ, α and k where there are none."""
-    tuned = DIGITS_SELECTED.get(name, {})
+    """The hyper-parameters tuned for the recipe of this name; where there are none, those to start from."""
+    tuned, rho = DIGITS_SELECTED.get(name, {}), _sam_rho(name, recipe)
     return {
-        row: (tuned.get(method) or own_settings(recipe, method)) | _named(row) for row, method in _rules(rows).items()
+        row: (tuned.get(method) or starting_settings(recipe, method, rho)) | _named(row)
+        for row, method in _rules(rows).items()
     }
 
 
 def grids(name: str, recipe: Recipe, rows: list[str]) -> dict[str, list[Settings]]:
     """Eight settings per method, equal effort: those of the recipe of this name, or others around its own ρ."""
-    known = DIGITS_GRIDS if name in DIGITS_SELECTED else {}
+    known, rho = (DIGITS_GRIDS if name in DIGITS_SELECTED else {}), _sam_rho(name, recipe)
     return {
-        row: [setting | _named(row) for setting in known.get(method) or grid_around(recipe, method)]
+        row: [setting | _named(row) for setting in known.get(method) or grid_around(recipe, method, rho)]
         for row, method in _rules(rows).items()
     }
+
+
+def _sam_rho(name: str, recipe: Recipe) -> float:
+    """The ρ tuned for SAM on the recipe of this name; else the recipe's own."""
+    return float(DIGITS_SELECTED.get(name, {}).get("sam", {}).get("rho", recipe.rho))
 
 
 def _rules(rows: list[str]) -> dict[str, str]:
@@ -60,7 +66,7 @@ def _rules(rows: list[str]) -> dict[str, str]:
 
 
 def _named(row: str) -> Settings:
-    """The settings that the name of a row says, such as k and start in ``look_sam_5@0.8``."""
+    """The settings that the name of a row specifies, such as k and start in ``look_sam_5@0.8``."""
     return {name: value for name, value in settings_of(row).items() if name != "method"}
 
 

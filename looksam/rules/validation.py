@@ -88,7 +88,8 @@ def perturbed_leaves(params: Vector, is_perturbed: Callable[[str], bool] | None)
     keep = [is_perturbed is None or bool(is_perturbed(path)) for path in paths]
     if paths and not any(keep):
         raise ValueError(
-            f"perturb is False for every parameter, so that the rule would do nothing; the parameters are "
+            "perturb is False for every parameter, so the rule would do nothing; pass a function that is True for some "
+            "of them, e.g. one of "
             f"{', '.join(map(repr, paths[:5]))}{', …' if len(paths) > 5 else ''}."
         )
     return keep

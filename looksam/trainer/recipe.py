@@ -185,11 +185,15 @@ class Recipe:
         for name in ("start", "stop"):
             _check_step_or_fraction(name, getattr(self, name))
         if self.stop is not None and type(self.start) is type(self.stop) and self.stop <= self.start:
-            raise ValueError(f"stop={self.stop} is not after start={self.start}, so that the rule would never act.")
+            raise ValueError(
+                f"stop={self.stop} is not after start={self.start}, so the rule would never act; pass a later stop."
+            )
         try:
             re.compile(self.perturb or "")
         except re.error as error:
-            raise ValueError(f"perturb={self.perturb!r} is not a regular expression: {error}.") from None
+            raise ValueError(
+                f"perturb={self.perturb!r} is not a regular expression ({error}); pass e.g. 'kernel$'."
+            ) from None
         if self.groups is not None and not METHODS[self.method].takes_second_gradient:
             raise ValueError(
                 f"groups={self.groups} perturbs each group along its own gradient, and {self.method} takes no gradient "

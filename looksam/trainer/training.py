@@ -126,7 +126,9 @@ def check_perturb(recipe: Recipe, model: Model) -> None:
     paths = [path_string(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     if not any(re.search(recipe.perturb, path) for path in paths):
         shown = ", ".join(paths[:SHOWN_PATHS]) + (", …" if len(paths) > SHOWN_PATHS else "")
-        raise ValueError(f"perturb={recipe.perturb!r} matches none of the parameters: {shown}")
+        raise ValueError(
+            f"perturb={recipe.perturb!r} matches none of the parameters, {shown}; pass an expression that does."
+        )
 
 
 def _with_sharding(shape: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:

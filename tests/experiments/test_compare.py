@@ -41,7 +41,7 @@ def test_rows_may_name_their_period_and_start(tmp_path, capsys):
     settings = {row: outcome["settings"] for row, outcome in result["methods"].items()}
     assert settings["sam@0.5"] == {"rho": 0.3, "start": 0.5}  # tuned for SAM
     assert settings["look_sam_2@0.75"] == {"rho": 0.2, "alpha": 0.3, "k": 2, "start": 0.75}
-    assert settings["msam"] == {"rho": 0.2}  # the recipe's own
+    assert settings["msam"] == {"rho": pytest.approx(1.5)}  # five times the ρ tuned for SAM
     curves = {row: np.array(outcome["curve"]) for row, outcome in result["methods"].items()}
     np.testing.assert_array_equal(curves["sam@0.5"][:2], curves["base"][:2])  # of the epochs before its start
     assert (curves["sam@0.5"][2:] != curves["base"][2:]).any()

@@ -11,6 +11,7 @@ from looksam.experiments.engine.tuner import (
     accuracies,
     grid_around,
     own_settings,
+    starting_settings,
     reported_runs,
 )
 from looksam.methods import METHODS, settings_of
@@ -141,17 +142,35 @@ def test_what_is_not_trained_is_not_reported(tmp_path):
     assert accuracies(store, SMALL.recipe, 3) == [80.0, 70.0, 82.0]
 
 
-# The smallest and the largest ρ that a method tries, relative to the recipe's.
-RADII = {"look_sam": (1, 2), "look_layer_sam": (1, 2), "gsam": (1, 2), "asam": (2.5, 40), "msam": (0.625, 10)}
+# The smallest and the largest ρ that a method tries, relative to SAM's.
+RADII = {
+    "look_sam": (0.7, 1.4),
+    "look_layer_sam": (0.7, 1.4),
+    "gsam": (0.7, 1.4),
+    "asam": (2.5, 40),
+    "msam": (1.25, 20),
+}
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "base"])
 def test_a_grid_around_a_recipe_has_eight_settings_of_the_method(method):
     recipe = Recipe(rho=0.2, alpha=0.6, k=3)
-    grid = grid_around(recipe, method)
+    grid = grid_around(recipe, method, sam_rho=0.2)
     assert len({tuple(setting.items()) for setting in grid}) == 8
     radii = {setting["rho"] / 0.2 for setting in grid}
     assert (min(radii), max(radii)) == pytest.approx(RADII.get(method, (0.25, 4)))
     own = own_settings(recipe, method)
     assert all(setting.keys() == own.keys() for setting in grid)
     assert own == {name: getattr(recipe, name) for name in METHODS[method].settings if name in ("rho", "alpha", "k")}
+
+
+def test_methods_on_scales_of_their_own_start_from_sams_rho():
+    recipe = Recipe(method="look_sam", rho=0.2, alpha=0.6, k=3)
+    starts = {method: starting_settings(recipe, method, sam_rho=0.3) for method in ("sam_k", "asam", "gsam", "msam")}
+    assert starts == {
+        "sam_k": {"rho": 0.2, "k": 3},
+        "asam": {"rho": pytest.approx(3.0)},
+        "gsam": {"rho": pytest.approx(0.3), "alpha": 0.3},
+        "msam": {"rho": pytest.approx(1.5)},
+    }
+    assert starting_settings(Recipe(method="msam", rho=2.0), "msam", sam_rho=0.3) == {"rho": 2.0}

@@ -286,7 +286,7 @@ def test_a_recipe_of_before_has_the_defaults_of_new_settings():
         ({"start": 5, "stop": 5}, "stop=5 is not after start=5"),
         ({"start": 0.5, "stop": 0.25}, "stop=0.25 is not after start=0.5"),
         ({"eta": -0.1}, "eta=-0.1 is out of range"),
-        ({"perturb": "kernel("}, r"perturb='kernel\(' is not a regular expression: missing \)"),
+        ({"perturb": "kernel("}, r"perturb='kernel\(' is not a regular expression \(missing \).*kernel\$"),
         (
             {"method": "msam", "groups": 2},
             "groups=2 perturbs each group .* and msam takes no gradient .* leave groups out",

@@ -94,14 +94,26 @@ def own_settings(recipe: Recipe, method: str) -> Settings:
     return {name: getattr(recipe, name) for name in ("rho", "alpha", "k") if name in METHODS[method].settings}
 
 
-def grid_around(recipe: Recipe, method: str) -> list[Settings]:
+def starting_settings(recipe: Recipe, method: str, sam_rho: float) -> Settings:
+    """Settings for a method that was not tuned: the recipe's own, or for another paper's method those to start from.
+
+    ``sam_rho`` is a good ρ for SAM on the recipe.
+    """
+    own, described = own_settings(recipe, method), METHODS[method]
+    if method == recipe.method or not described.is_related:
+        return own
+    middle = {"alpha": described.strengths[len(described.strengths) // 2]} if described.strengths else {}
+    return own | {"rho": sam_rho * described.radius} | middle
+
+
+def grid_around(recipe: Recipe, method: str, sam_rho: float) -> list[Settings]:
     """Eight settings, for methods without a grid of their own: equal effort for each.
 
-    The recipe's own ρ is taken for SAM's; with an α, there are fewer ρ, as that is what such methods depend on.
+    A method with an α gets fewer values of ρ: accuracy depends more on α.
     """
-    own, rho, strengths = own_settings(recipe, method), recipe.rho * METHODS[method].radius, METHODS[method].strengths
+    own, rho, strengths = own_settings(recipe, method), sam_rho * METHODS[method].radius, METHODS[method].strengths
     if strengths:
-        return [own | {"rho": rho * f, "alpha": alpha} for f in (1, 2) for alpha in strengths]
+        return [own | {"rho": rho * f, "alpha": alpha} for f in (0.7, 1.4) for alpha in strengths]
     return [own | {"rho": rho * f} for f in (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4)]
 
 

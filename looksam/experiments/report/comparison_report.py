@@ -76,7 +76,7 @@ def _row(method: str, outcome: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _looks(row: str) -> dict[str, Any]:
+def _style(row: str) -> dict[str, Any]:
     """Colour and marker of the method; a rule that starts late has hollow markers and dashed lines."""
     method, late = style(parse_row(row).method.name), bool(parse_row(row).start)
     hollow = {"markerfacecolor": "white", "linestyle": "--"} if late else {}
@@ -86,7 +86,7 @@ def _looks(row: str) -> dict[str, Any]:
 def _draw_cost(axes: "Axes", result: dict[str, Any]) -> None:
     for method, outcome in result["methods"].items():
         mean, error = mean_and_standard_error(outcome["accuracy"])
-        axes.errorbar(outcome["time_ratio"][1], mean, error, **_looks(method), markersize=8, capsize=3)
+        axes.errorbar(outcome["time_ratio"][1], mean, error, **_style(method), markersize=8, capsize=3)
     axes.set(xlabel="time per step, relative to base", ylabel="test accuracy, %")
     axes.margins(0.1)
     axes.set_title(title(result), loc="left", fontsize=9)
@@ -96,10 +96,10 @@ def _draw_cost(axes: "Axes", result: dict[str, Any]) -> None:
 def _draw_curves(axes: "Axes", result: dict[str, Any]) -> None:
     epochs = result["curve_epochs"]
     for method, outcome in result["methods"].items():
-        looks, name = _looks(method), label(method, k=outcome["settings"].get("k"))
+        drawn, name = _style(method), label(method, k=outcome["settings"].get("k"))
         mean, error = mean_and_standard_error(np.array(outcome["curve"]).T)
-        axes.plot(epochs, mean, **looks, markersize=4, label=name)
-        axes.fill_between(epochs, mean - error, mean + error, color=looks["color"], alpha=0.2, linewidth=0)
+        axes.plot(epochs, mean, **drawn, markersize=4, label=name)
+        axes.fill_between(epochs, mean - error, mean + error, color=drawn["color"], alpha=0.2, linewidth=0)
     axes.set(xlabel="epoch", ylabel="test accuracy, %")
     axes.legend(fontsize=8)
     axes.grid(alpha=0.25)
