@@ -11,8 +11,8 @@ from looksam.experiments.engine.tuner import (
     accuracies,
     grid_around,
     own_settings,
-    starting_settings,
     reported_runs,
+    starting_settings,
 )
 from looksam.methods import METHODS, settings_of
 from looksam.trainer.recipe import Recipe
