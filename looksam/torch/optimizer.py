@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from looksam import arguments
 from looksam.schedule import RefreshSchedule
 from looksam.torch import phase
+from looksam.torch.callers import refuse_accumulating_accelerate
 from looksam.torch.compose import compose
 from looksam.torch.formulas import StepInfo
 from looksam.torch.momentum import MomentumPasses
@@ -21,6 +22,11 @@ from looksam.torch.passes import Passes
 from looksam.torch.phase import Phase
 from looksam.torch.replay import Scaler, enabled
 from looksam.torch.state import checked
+
+FRAMEWORKS = (
+    "Where a framework calls the step, use looksam.torch.lightning, looksam.torch.accelerate or "
+    "looksam.torch.transformers."
+)
 
 
 class Options(TypedDict, total=False):
@@ -254,6 +260,7 @@ class SharpnessAware(Optimizer):
         passes = self._passes
         if passes.ranks and scaler:
             raise ValueError("per_rank=True does not work with a gradient scaler; use bfloat16, or leave it out.")
+        refuse_accumulating_accelerate()
         passes.step.enter_closure(passes.new_replay())
         try:
             passes.clear_gradients()
@@ -291,12 +298,12 @@ class SharpnessAware(Optimizer):
             if passes.perturbs_first:
                 raise RuntimeError(
                     "this step takes its gradient at w + ε; pass a closure, or put `with opt.ascend():` around the "
-                    "forward and backward pass."
+                    f"forward and backward pass. {FRAMEWORKS}"
                 )
             if passes.refreshes:
                 raise RuntimeError(
                     "this step takes a second gradient; pass a closure, or call opt.ascend() and loss.backward() again "
-                    "if opt.needs_second_pass."
+                    f"if opt.needs_second_pass. {FRAMEWORKS}"
                 )
             passes.reuse(scaler)
 

@@ -151,9 +151,14 @@ class Passes:
         self.step.restore()
         self.state.drop_unfinished()
 
-    def _replay(self) -> Replay:
+    @property
+    def devices(self) -> list[torch.device]:
+        """The devices of the parameters whose random states a pass may change, besides the CPU's."""
         devices = {p.device for p in self.groups.params}
-        return Replay(self.model, sorted((x for x in devices if x.type not in ("cpu", "meta")), key=str))
+        return sorted((x for x in devices if x.type not in ("cpu", "meta")), key=str)
+
+    def _replay(self) -> Replay:
+        return Replay(self.model, self.devices)
 
     def _overflows(self, scaler: Scaler, grads: Tensors, space: VectorSpace) -> bool:
         """Unscales the gradients; if they overflowed, skips the step."""
