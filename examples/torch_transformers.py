@@ -1,4 +1,4 @@
-"""LookSAM in the Hugging Face Trainer, with a small ViT on digits: pip install 'looksam[transformers]' scikit-learn
+"""LookSAM in the Hugging Face Trainer, with accumulation, on digits: pip install 'looksam[transformers]' scikit-learn
 
 python examples/torch_transformers.py
 """
@@ -8,22 +8,32 @@ import tempfile
 import sklearn.datasets
 import torch
 import transformers
+from torch import nn
 
 from looksam.torch import LookSAM
 from looksam.torch.transformers import SharpnessAwareTrainer
 
 
+class Classifier(nn.Module):
+    """A model as the Trainer expects it: it returns its loss. Any model of transformers does as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Dropout(0.1), nn.Linear(128, 10)
+        self.net = nn.Sequential(*layers)
+
+    def forward(self, pixels, labels):
+        logits = self.net(pixels)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
 def main() -> float:
     transformers.set_seed(0)
     images, labels = (torch.tensor(x) for x in sklearn.datasets.load_digits(return_X_y=True))
-    images = images.float().view(-1, 1, 8, 8) / 16
-    rows = [{"pixel_values": x, "labels": y} for x, y in zip(images, labels, strict=True)]
+    rows = [{"pixels": x, "labels": y} for x, y in zip(images.float() / 16, labels, strict=True)]
 
-    sizes = {"image_size": 8, "patch_size": 2, "num_channels": 1, "hidden_size": 32, "intermediate_size": 64}
-    config = transformers.ViTConfig(**sizes, num_hidden_layers=2, num_attention_heads=2, num_labels=10)
-    model = transformers.ViTForImageClassification(config)
-    opt = LookSAM(torch.optim.AdamW(model.parameters(), lr=5e-3), rho=0.1, alpha=0.5, k=5, model=model)
-
+    model = Classifier()
+    opt = LookSAM(torch.optim.AdamW(model.parameters(), lr=3e-3), rho=0.1, alpha=0.5, k=5, model=model)
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
             folder,
@@ -37,9 +47,7 @@ def main() -> float:
             use_cpu=True,
             disable_tqdm=True,
         )
-        trainer = SharpnessAwareTrainer(
-            model, arguments, train_dataset=rows[:1400], eval_dataset=rows[1400:], optimizers=(opt, None)
-        )
+        trainer = SharpnessAwareTrainer(model, arguments, train_dataset=rows[:1400], optimizers=(opt, None))
         trainer.train()
         found = trainer.predict(rows[1400:])
     accuracy = float((found.predictions.argmax(-1) == found.label_ids).mean())

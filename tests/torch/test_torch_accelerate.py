@@ -131,7 +131,7 @@ def test_what_it_returns(new_accelerator):
     assert all(ours is seen[n] for ours, n in zip(returned, (0, 1, 4, 5), strict=True))
     logs = backward.logs()
     assert logs["looksam/refreshed"] == 0.5
-    assert logs["looksam/returned_norm"] == float(opt.optimizer.info.returned_norm)
+    assert logs["looksam/grad_norm"] == float(opt.optimizer.info.grad_norm)
     assert backward.logs() == {}
 
 

@@ -77,7 +77,7 @@ def test_logs(tmp_path):
         def compute_loss(self, *arguments, **options):
             loss = super().compute_loss(*arguments, **options)
             self.log({"own": 1.0})
-            clean.append(float(loss))
+            clean.append(float(loss.detach()))
             return loss
 
     trainer = trainer_of(
