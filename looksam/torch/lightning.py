@@ -119,8 +119,10 @@ class SharpnessAwareCallback(Callback):
             self._steps = False
         if all(p.grad is None for group in optimizer.param_groups for p in group["params"]):
             return result  # training_step returned None
-        # Hooks and clipping, as Lightning does between closure and step.
-        self._trainer.precision_plugin._after_closure(self._module, optimizer)
+        # Hooks and clipping, as Lightning does between closure and step. The gradients are unscaled by now; Lightning
+        # would refuse to clip those of an optimizer that can unscale them by itself, as the wrapper can.
+        clipped = optimizer if scaler is None else optimizer.base
+        self._trainer.precision_plugin._after_closure(self._module, clipped)
         optimizer.step(scaler=scaler, **options)
         if scaler is not None:
             scaler.update()
@@ -158,7 +160,7 @@ def _optimizer(trainer: Trainer, module: LightningModule) -> SharpnessAware:
 @contextlib.contextmanager
 def _unlogged(module: LightningModule) -> Iterator[None]:
     """Ignores ``self.log``, and undoes what happens to metrics, whose states are not buffers of the module."""
-    metrics = [metric for metric in module.modules() if hasattr(metric, "metric_state")]
+    metrics: list[Any] = [metric for metric in module.modules() if hasattr(metric, "metric_state")]
     originals = [(metric, dict(vars(metric))) for metric in metrics]
     for metric in metrics:  # the second pass works on copies
         states = metric.metric_state

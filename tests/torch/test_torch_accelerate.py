@@ -57,6 +57,15 @@ def test_steps_of_several_batches(new_accelerator, name, accumulate, clip):
     check_hand_written(net, data[1], 5, accumulate, name, clip)
 
 
+def test_dropout_masks_are_repeated_though_the_loader_draws_in_between(new_accelerator):
+    net, (x, y) = Net().double(), dataset(4, 2)
+    accelerator = new_accelerator(gradient_accumulation_steps=2)
+    model, opt, _, backward = prepared(accelerator, net, (x, y))
+    batches = ((torch.rand(3), *batch)[1:] for batch in zip(x.split(BATCH), y.split(BATCH), strict=True))
+    train(accelerator, model, opt, batches, backward)
+    check_hand_written(net, y, 4, 2)
+
+
 def loss_in(dtype, net):
     def loss_of(x, y):
         with torch.autocast("cpu", dtype):

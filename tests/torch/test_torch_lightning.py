@@ -98,8 +98,9 @@ def test_bfloat16(accumulate):
     check_equal(net, plain)
 
 
+@pytest.mark.parametrize("clip", [None, CLIP])
 @pytest.mark.parametrize("accumulate", [1, 4])
-def test_float16_with_overflow(accumulate):
+def test_float16_with_overflow(accumulate, clip):
     """The scale is too large at first, so that some steps are skipped; they do not count."""
     net, plain, data = Net(), Net(), dataset(5, accumulate, torch.float32)
     scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**20) for _ in range(2)]
@@ -107,10 +108,11 @@ def test_float16_with_overflow(accumulate):
         Classifier(net),
         data,
         accumulate_grad_batches=accumulate,
+        gradient_clip_val=clip,
         plugins=[MixedPrecision("16-mixed", "cpu", scalers[0])],
     )
     plain.masks = [entry[2] for entry in net.seen]
-    opt = plain_loop(plain, data, accumulate, loss_in(torch.float16, plain), scalers[1])
+    opt = plain_loop(plain, data, accumulate, loss_in(torch.float16, plain), scalers[1], clip)
     check_equal(net, plain)
     assert trainer.optimizers[0].count == opt.count and 0 < opt.count < 5
     assert scalers[0].get_scale() == scalers[1].get_scale() < 2.0**20
@@ -227,6 +229,14 @@ def test_a_training_step_that_returns_none_is_left_out():
     keep = [n for n in range(len(x)) if n // BATCH != 1]
     fit(Classifier(nets[1]).double(), (x[keep], y[keep]))
     check_equal(*nets)
+
+
+def test_accumulation_without_the_callback_is_refused_before_a_step():
+    net = Net().double()
+    before = nn.utils.parameters_to_vector(net.parameters()).detach().clone()
+    with pytest.raises(RuntimeError, match="looksam.torch.lightning"):
+        fit(Classifier(net).double(), dataset(2, 4), callback=False, accumulate_grad_batches=4)
+    assert torch.equal(nn.utils.parameters_to_vector(net.parameters()), before)
 
 
 def test_wrong_optimizers_and_manual_optimization():
