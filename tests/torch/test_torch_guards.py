@@ -118,7 +118,9 @@ def test_gradients_of_micro_batches_before_a_closure_raise(name, steps, clear):
         opt.zero_grad()
     ours.loss().backward()
     gradient = ours.gradient()
-    with pytest.raises(RuntimeError, match=r"parameters, the first of which is \d of group 0.*run all micro-batches in"):
+    with pytest.raises(
+        RuntimeError, match=r"parameters, the first of which is \d of group 0.*run all micro-batches in"
+    ):
         opt.step(ours.closure(opt, calls))
     np.testing.assert_array_equal(ours.flat(), before)
     np.testing.assert_array_equal(ours.gradient(), gradient)
