@@ -14,7 +14,6 @@ The files, from the bottom up; each imports only those before it, and none impor
     passes         perturb the weights, put them back, adjust the gradients
     momentum       the same for MSAM, which has one pass
     compose        the passes of a rule from its choices
-    callers        calls by frameworks that would be wrong
     optimizer      the wrapper that all rules share
     sam_variants   ASAM, GSAM and MSAM
     sam_family     the paper's five rules, and the table of all; a new rule is a class there

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from looksam.torch.buffers import Buffers
 from looksam.torch.formulas import StepInfo
 from looksam.torch.optimizer import SharpnessAware
 from looksam.torch.phase import Phase
-from looksam.torch.replay import Replay, Scaler, enabled
+from looksam.torch.replay import Replay
+from looksam.torch.scaling import Scaler, enabled
 
 Result = TypeVar("Result")
 
@@ -65,7 +67,7 @@ class Window:
             self.opt.ascend(scaler=scaler)
         elif passes.is_due:
             self._start = self._start or passes.new_replay()
-            self._micro_batches.append(MicroBatch(backward, Replay(None, passes.devices)))
+            self._micro_batches.append(MicroBatch(backward, Replay(Buffers(None), passes.devices)))
 
     def pause(self) -> None:
         """Ends the first pass of a micro-batch that is not the last: the weights are at w until the next one."""
@@ -81,7 +83,7 @@ class Window:
         opt, step = self.opt, self.opt._passes.step
         start, micro_batches = self._start, self._micro_batches
         self.clear()
-        if all(p.grad is None for p in opt._passes.groups.params):
+        if not opt._passes.groups.have_gradients:
             return opt.restore()
         if opt.needs_second_pass:
             step.begin(start)
@@ -128,6 +130,7 @@ class FrameworkScaler:
     def __init__(self, scaler: torch.amp.GradScaler, opt: SharpnessAware) -> None:
         self._scaler, self._opt = scaler, opt
         self._second_pass = types.SimpleNamespace(param_groups=opt.param_groups)
+        opt._step_supports_amp_scaling = False  # the scaler unscales .grad, as for most optimizers, and counts skips
 
     def is_enabled(self) -> bool:
         return self._scaler.is_enabled()
@@ -136,11 +139,13 @@ class FrameworkScaler:
         self._second_pass.param_groups = self._opt.param_groups
         self._scaler.unscale_(self._second_pass if optimizer is self._opt else optimizer)  # type: ignore[arg-type]
 
-    def step(self, optimizer: Optimizer) -> None:
-        raise RuntimeError("the framework takes the step.")
+    @property
+    def _per_optimizer_states(self) -> Any:
+        return self._scaler._per_optimizer_states
 
     def scale_again(self) -> None:
-        """Leaves .grad as the framework expects it."""
+        """Leaves .grad, and the step, as the framework expects them."""
+        self._opt._passes.step.scaler = None
         for p in self._opt._passes.groups.params:
             if p.grad is not None:
                 p.grad.copy_(self._scaler.scale(p.grad))
