@@ -1,7 +1,14 @@
 """Accelerate's loop with a rule, compared with loops written by hand."""
 
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
 import pytest
 import torch
+import torch_accelerate_ranks as ranks
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch_loops import BATCH, CLIP, LR, Net, check_equal, check_hand_written, dataset, plain_loop, rule
@@ -142,6 +149,36 @@ def test_what_it_returns(new_accelerator):
     assert logs["looksam/refreshed"] == 0.5
     assert logs["looksam/grad_norm"] == float(opt.optimizer.info.grad_norm)
     assert backward.logs() == {}
+
+
+def test_two_processes(tmp_path):
+    """Each rank has half of every micro-batch: as one process with all of it, and one all-reduce per pass."""
+    script = pathlib.Path(ranks.__file__)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    paths = os.pathsep.join([str(script.parents[2]), os.environ.get("PYTHONPATH", "")])
+    processes = []
+    for rank in map(str, range(ranks.RANKS)):
+        group = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(ranks.RANKS), "ACCELERATE_USE_CPU": "true"}
+        environment = os.environ | address | group | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(script), str(tmp_path)]
+        processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    try:
+        errors = [process.communicate(timeout=120)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * ranks.RANKS, errors
+    (first, reduced), (second, _) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(ranks.RANKS))
+    assert torch.equal(first, second)
+    model = ranks.network()
+    opt = ranks.rule(model)
+    for x, y in zip(ranks.X.flatten(1, 3), ranks.Y.flatten(1, 3), strict=True):
+        opt.step(lambda x=x, y=y: nn.functional.cross_entropy(model(x), y).backward())
+    expected = nn.utils.parameters_to_vector(model.parameters()).detach()
+    torch.testing.assert_close(first, expected, rtol=1e-12, atol=1e-12)
+    assert reduced == ranks.STEPS + 2  # steps 0 and 3 refresh
 
 
 def test_a_closure_in_accumulate_is_refused(new_accelerator):

@@ -58,6 +58,26 @@ def test_bfloat16(tmp_path, accumulate):
     check_equal(net, plain)
 
 
+@pytest.mark.parametrize("clip", [None, CLIP])
+def test_float16_with_overflow(tmp_path, clip):
+    """A CPU has no fp16 in Accelerate, so its accelerator is told to; steps that overflow are skipped as in a loop."""
+    net, plain, data = Net(), Net(), dataset(5, 2, torch.float32)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**20) for _ in range(2)]
+    trainer = trainer_of(net, data, tmp_path, gradient_accumulation_steps=2, bf16=True, max_grad_norm=clip or 0)
+    trainer.accelerator.state._mixed_precision, trainer.accelerator.scaler = "fp16", scalers[0]
+    trainer.train()
+    plain.masks = [entry[2] for entry in net.seen]
+
+    def loss_of(x, y):
+        with torch.autocast("cpu", torch.float16):
+            return plain(x, y)["loss"]
+
+    reference = plain_loop(plain, data, 2, loss_of, scalers[1], clip)
+    check_equal(net, plain)
+    assert trainer.optimizer.optimizer.count == reference.count and 0 < reference.count < 5
+    assert scalers[0].get_scale() == scalers[1].get_scale() < 2.0**20
+
+
 def test_resumed_in_the_middle_of_a_cycle(tmp_path):
     data, nets = dataset(5, 2), [Net(dropout=0.0).double() for _ in range(3)]
     options = {"gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 4}
