@@ -96,3 +96,34 @@ def test_the_log_counts_steps_that_fell_back():
         opt.step(closure)
         log.add(opt.info)
     assert log.take()["looksam/fell_back"] == 0.5
+
+
+class Counting(nn.Module):
+    """A layer whose output depends on a buffer that every forward pass changes, as that of spectral norm does."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.seen = nn.Parameter(torch.ones(2, 3)), []
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen.append(int(self.calls))
+        self.calls += 1
+        return x @ self.weight.T / self.calls
+
+
+def test_the_second_pass_starts_from_the_buffers_of_the_clean_one():
+    """Also where gradients are cleared between a forward and its backward pass, as Lightning does."""
+    net = Counting()
+    opt = rule(net)
+    window = Window(opt)
+    for n in range(3):
+
+        def backward(n=n):
+            loss = net(torch.arange(3.0) + n).square().sum()
+            if n == 0:
+                opt.zero_grad()
+            loss.backward()
+
+        window.run(backward, last=n == 2)
+    assert net.seen == [0, 1, 2, 0, 1, 2] and int(net.calls) == 3
