@@ -1,5 +1,6 @@
 """The code of docs/porting.md, as printed there: before and after, on a network without dropout and statistics."""
 
+import copy
 import pathlib
 import re
 
@@ -71,6 +72,34 @@ def test_look_sam_is_the_same_for_one_tensor_and_another_algorithm_for_several()
     torch.testing.assert_close(trained(after, looksam.torch, OneTensor()), expected, rtol=1e-4, atol=1e-6)
     difference = trained(after, looksam.torch) - trained(before, pytorch_optimizer)
     assert difference.abs().max() > 1e-4
+
+
+def test_a_pass_before_the_closure_is_refused():
+    before, _ = blocks("pytorch_optimizer")
+    code = before.replace("model.parameters(), torch.optim.AdamW,", "torch.optim.AdamW(model.parameters()),")
+    with pytest.raises(RuntimeError, match="gradients of a backward pass since the last step"):
+        trained(code.replace(", lr=1e-3)", ")"), looksam.torch)
+
+
+def test_gsam():
+    """The same numbers: both decompose g over the whole vector."""
+
+    class Constant:
+        def step(self):
+            return 0.1
+
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))]
+    models.append(copy.deepcopy(models[0]))
+    bases = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    ours = looksam.torch.GSAM(bases[0], rho=0.1, alpha=0.4, model=models[0])
+    theirs = pytorch_optimizer.GSAM(models[1].parameters(), bases[1], models[1], Constant(), alpha=0.4)
+    for x, y in LOADER:
+        ours.step(lambda x=x, y=y: nn.functional.cross_entropy(models[0](x), y).backward())
+        theirs.set_closure(nn.functional.cross_entropy, x, y)
+        theirs.step()
+    first, second = (nn.utils.parameters_to_vector(model.parameters()) for model in models)
+    torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-6)
 
 
 def test_the_steps_of_composer():
