@@ -100,6 +100,8 @@ class Passes:
             return
         self._warn_of_statistics(params)
         g = [_to_hold(x) for x in grads]
+        self.clear_gradients()
+        del grads  # those of which ``g`` has copies are freed
         shards, chosen = local(g), self.groups.perturbed(params, groups)
         moved = at(params, chosen)
         weights, epsilon = local(moved), None
@@ -111,7 +113,6 @@ class Passes:
         replay = self.step.start or self._replay()
         saved = self._saved(params, weights, chosen)
         self.step.perturb(Perturbed(dict(zip(params, g, strict=True)), weights, saved, replay))
-        self.clear_gradients()
         if epsilon is not None:
             tensors.add_scaled_(weights, *epsilon, space.dtype)
         torch.clear_autocast_cache()  # it may hold casts of w

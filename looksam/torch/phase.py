@@ -51,6 +51,7 @@ class Perturbed:
         """Returns the weights to w, and random states and buffers to the end of the clean pass."""
         if self.moved:
             torch._foreach_copy_(self.moved, self.weights)
+            self.moved = self.weights = ()  # their memory is free from here on
         if self.replay:
             self.replay.finish()
         torch.clear_autocast_cache()  # it may hold casts of w + ε
