@@ -32,6 +32,15 @@ def non_negative(name: str, value: Any, expected: str = "a number >= 0, or a sch
     return float(value)
 
 
+def positive(name: str, value: Any) -> float:
+    """Returns a number > 0, such as a norm to clip to."""
+    if not is_number(value):
+        raise TypeError(f"{name}={value!r} is not a number; pass a number > 0, or None.")
+    if not value > 0:
+        raise ValueError(f"{name}={float(value)} is out of range; pass {name} > 0, or None.")
+    return float(value)
+
+
 def whole(name: str, value: Any, least: int = 1) -> int:
     """Returns a whole number >= ``least``, such as a number of groups or steps."""
     if not is_number(value, numbers.Integral):

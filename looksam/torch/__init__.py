@@ -17,6 +17,9 @@ The files, from the bottom up; each imports only those before it, and none impor
     optimizer      the wrapper that all rules share
     sam_variants   ASAM, GSAM and MSAM
     sam_family     the paper's five rules, and the table of all; a new rule is a class there
+    frameworks     what the next three share: the micro-batches of a step, and numbers for loggers
+    lightning, accelerate, transformers
+                   the rules in these frameworks; imported only by those who use them
 """
 
 try:

@@ -32,6 +32,7 @@ def compose(
     perturb: ByName | None,
     model: nn.Module | None,
     per_rank: bool,
+    clip_norm: float | None,
     full_info: bool,
 ) -> Passes:
     """Returns the passes of the rule that ``SharpnessAware`` is given; the arguments are documented there."""
@@ -70,6 +71,7 @@ def compose(
         store_dtype=store_dtype,
         model=model,
         ranks=Ranks(model) if per_rank else None,
+        clip_norm=None if clip_norm is None else arguments.positive("clip_norm", clip_norm),
         full_info=full_info,
     )
     groups.check()

@@ -10,7 +10,7 @@ from looksam.torch import formulas, tensors
 from looksam.torch.parts import MomentumPerturbation
 from looksam.torch.passes import Passes, at, by_group
 from looksam.torch.phase import Perturbed
-from looksam.torch.replay import Scaler
+from looksam.torch.scaling import Scaler
 from looksam.torch.sharding import VectorSpace, local
 from looksam.torch.state import Keeps
 from looksam.torch.tensors import Tensors, divide, finite
@@ -38,7 +38,8 @@ class MomentumPasses(Passes):
         """Moves the weights to w − ρ v/‖v‖; there is no gradient yet."""
         params, v, norm, groups = self._momentum()
         weights = local(params)
-        self.step.perturb(Perturbed({}, weights, tensors.copies(weights), None, scaler))
+        self.step.scaler = scaler
+        self.step.perturb(Perturbed({}, weights, tensors.copies(weights), None))
         if norm is not None:
             factors = divide(-torch.ones_like(norm), norm).expand(len(v))
             radii = by_group(factors, self.groups.values("rho", self.state.count), groups)
@@ -48,10 +49,12 @@ class MomentumPasses(Passes):
     def descend(self, wrapper: Optimizer) -> None:
         """Puts the weights back at w, leaves the gradient as it is, and adds it to the momentum."""
         del wrapper  # the clean pass of a scaler is the only one, and so recorded under the base
-        held = self.step.return_to_w()
+        self.step.return_to_w()
+        if not self.groups.have_gradients:
+            return
         params, grads, groups = self.groups.gradients(also=self._owners())
         space, g = VectorSpace.of(params), local(grads)
-        if held.scaler and self._overflows(held.scaler, grads, space):
+        if self.step.scaler and self._overflows(self.step.scaler, grads, space):
             return
         self.info = formulas.plain(g, space, full_info=True)._replace(refreshed=True)
         if not self.perturbation.use_base_momentum:

@@ -8,10 +8,11 @@ from typing import Any, TypedDict
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from looksam import arguments
 from looksam.schedule import RefreshSchedule
-from looksam.torch import phase
+from looksam.torch import guards, phase
 from looksam.torch.compose import compose
 from looksam.torch.formulas import StepInfo
 from looksam.torch.momentum import MomentumPasses
@@ -19,7 +20,7 @@ from looksam.torch.param_groups import ByName, ScalarOrSchedule, check_base
 from looksam.torch.parts import BetweenGradient, MomentumPerturbation, Perturbation, RefreshGradient
 from looksam.torch.passes import Passes
 from looksam.torch.phase import Phase
-from looksam.torch.replay import Scaler, enabled
+from looksam.torch.scaling import Scaler, check_not_unscaled, check_same, enabled, handed_over
 from looksam.torch.state import checked
 
 
@@ -29,6 +30,7 @@ class Options(TypedDict, total=False):
     perturb: ByName | None
     model: nn.Module | None
     per_rank: bool
+    clip_norm: float | None
     full_info: bool
 
 
@@ -51,6 +53,8 @@ class SharpnessAware(Optimizer):
         ``named_parameters()`` that the base was given.
       model: the module that the closure trains. Its buffers (BatchNorm statistics) then come from the clean pass.
       per_rank: whether each rank has a perturbation of its own; ``model`` must then be a DistributedDataParallel.
+      clip_norm: the largest norm, over all parameters, of the gradient that the base optimizer gets; a longer one is
+        scaled down. By default nothing is clipped. ``opt.info`` reports norms before clipping.
       full_info: fill in all fields of ``opt.info``, which costs one more pass over the gradients on some steps.
 
     Attributes:
@@ -82,6 +86,10 @@ class SharpnessAware(Optimizer):
 
     base: Optimizer
     _passes: Passes
+    _step_supports_amp_scaling = True  # so that GradScaler.step(opt) hands over its scale
+    first_step = second_step = descent_step = guards.PASSES
+    base_optimizer = guards.BASE
+    rho = alpha = guards.SETTINGS
 
     def __init__(
         self,
@@ -95,6 +103,7 @@ class SharpnessAware(Optimizer):
         perturb: ByName | None = None,
         model: nn.Module | None = None,
         per_rank: bool = False,
+        clip_norm: float | None = None,
         full_info: bool = False,
     ) -> None:
         check_base(base, SharpnessAware)
@@ -108,8 +117,10 @@ class SharpnessAware(Optimizer):
             perturb=perturb,
             model=model,
             per_rank=per_rank,
+            clip_norm=clip_norm,
             full_info=full_info,
         )
+        passes.leftovers.remember(passes.groups)  # another optimizer may have taken steps before
         numbers = {name: value for name, value in passes.groups.settings.items() if not callable(value)}
         # Optimizer.__init__ would build param groups of its own; this sets up the rest: hooks and the profiler.
         self.__setstate__({"base": base, "defaults": {**numbers, **base.defaults}, "_passes": passes})
@@ -157,6 +168,12 @@ class SharpnessAware(Optimizer):
         self.base.zero_grad(set_to_none)
         if self._passes.step.may_begin:
             self._passes.step.begin(self._passes.new_replay())
+            if not set_to_none:
+                self._passes.leftovers.remember(self._passes.groups)
+
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Registers a hook to call right before the base optimizer's step, when ``.grad`` holds what that will use."""
+        return self.base.register_step_pre_hook(lambda _, args, kwargs: hook(self, args, kwargs))
 
     # The steps.
 
@@ -204,19 +221,25 @@ class SharpnessAware(Optimizer):
             refresh steps and once on all others, each time with no gradients left over. Without a closure, the
             gradients must be in place already: see ``ascend``.
           scaler: the ``torch.amp.GradScaler`` that scales the loss. A step whose clean gradient overflows is skipped
-            and does not count.
+            and does not count. Without a closure, ``scaler.step(opt)`` does the same.
+
+        A step without any gradient does nothing and does not count.
         """
-        scaler = enabled(scaler)
-        passes = self._passes
+        passes, called_by_scaler = self._passes, handed_over(self, closure)
+        passes.step.check_step(closure)
+        scaler = called_by_scaler or enabled(scaler)
         loss = None if closure is None else self._run(torch.enable_grad()(closure), scaler)
         self._prepare(scaler)
-        skipped = passes.step.finish()
-        if scaler:
-            scaler.step(self.base)
-        else:
+        skipped, is_empty = passes.step.finish(), not passes.groups.have_gradients
+        if not skipped:
+            if not is_empty:
+                passes.clip(known=closure is not None)
             self.base.step()
-        passes.state.count += not skipped
+        passes.state.count += not (skipped or is_empty)
         passes.step.begin(passes.new_replay() if closure is None else None)
+        passes.leftovers.remember(passes.groups)
+        if called_by_scaler:
+            called_by_scaler.give_back(self)
         return loss
 
     @torch.no_grad()
@@ -237,23 +260,27 @@ class SharpnessAware(Optimizer):
             )
         if passes.ranks and passes.step.phase is not Phase.CLEAN_PASS:
             raise RuntimeError("per_rank=True needs opt.step(closure): its clean pass must not be synchronised.")
+        scaler = enabled(scaler)
+        check_not_unscaled(scaler, self)
         try:
-            passes.perturb(enabled(scaler))
+            passes.perturb(scaler)
         except BaseException:
-            passes.restore()
+            passes.restore(self)
             raise
         return SecondPass(self)
 
     @torch.no_grad()
     def restore(self) -> None:
         """Puts the weights back after a second pass that failed, and discards that pass. Else does nothing."""
-        self._passes.restore()
+        self._passes.restore(self)
 
     def _run(self, closure: Callable[[], Any], scaler: Scaler | None) -> Any:
         """Runs the closure, once or twice, and returns its first result."""
         passes = self._passes
         if passes.ranks and scaler:
             raise ValueError("per_rank=True does not work with a gradient scaler; use bfloat16, or leave it out.")
+        guards.refuse_accumulating_accelerate()
+        passes.leftovers.check(passes.groups)
         passes.step.enter_closure(passes.new_replay())
         try:
             passes.clear_gradients()
@@ -261,13 +288,13 @@ class SharpnessAware(Optimizer):
                 with self.ascend(scaler=scaler):
                     return closure()
             loss = self._clean(closure)
-            if passes.refreshes:
+            if passes.groups.have_gradients and passes.refreshes:
                 second_pass = self.ascend(scaler=scaler)
                 if passes.step.phase is Phase.PERTURBED:
                     with second_pass:
                         closure()
         except BaseException:
-            passes.restore()
+            passes.restore(self)
             raise
         finally:
             passes.step.leave_closure()
@@ -282,23 +309,32 @@ class SharpnessAware(Optimizer):
 
     def _prepare(self, scaler: Scaler | None) -> None:
         """Puts the gradient for the base optimizer in place, if it is not there yet."""
-        passes, held = self._passes, self._passes.step.perturbed
-        if held is not None:
-            if held.scaler is not scaler:
-                raise RuntimeError("opt.ascend and opt.step got different scalers; pass scaler= to both.")
-            passes.descend(self)
-        elif passes.step.phase in phase.BEFORE_ASCENT:
+        passes = self._passes
+        if passes.step.phase in phase.AFTER_ASCENT:
+            check_same(passes.step.scaler, scaler)
+        if passes.step.phase is Phase.PERTURBED:
+            self._descend()
+        elif passes.step.phase in phase.BEFORE_ASCENT and passes.groups.have_gradients:
             if passes.perturbs_first:
                 raise RuntimeError(
                     "this step takes its gradient at w + ε; pass a closure, or put `with opt.ascend():` around the "
-                    "forward and backward pass."
+                    f"forward and backward pass. {guards.FRAMEWORKS}"
                 )
             if passes.refreshes:
                 raise RuntimeError(
                     "this step takes a second gradient; pass a closure, or call opt.ascend() and loss.backward() again "
-                    "if opt.needs_second_pass."
+                    f"if opt.needs_second_pass. {guards.FRAMEWORKS}"
                 )
+            check_not_unscaled(scaler, self)
             passes.reuse(scaler)
+
+    def _descend(self) -> None:
+        """Ends the second pass, and discards it if it cannot be used."""
+        try:
+            self._passes.descend(self)
+        except BaseException:
+            self._passes.restore(self)
+            raise
 
     # Saving.
 
@@ -343,6 +379,6 @@ class SecondPass:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         passes = self._optimizer._passes
         if kind is not None:
-            passes.restore()
+            passes.restore(self._optimizer)
         elif passes.step.phase is Phase.PERTURBED:
-            passes.descend(self._optimizer)
+            self._optimizer._descend()

@@ -34,6 +34,11 @@ class ParamGroups:
         """All parameters, in the order of the groups."""
         return [p for group in self.base.param_groups for p in group["params"]]
 
+    @property
+    def have_gradients(self) -> bool:
+        """Whether any parameter has a gradient."""
+        return any(p.grad is not None for group in self.base.param_groups for p in group["params"])
+
     def check(self) -> None:
         """Checks all groups, and writes ρ and α into those that have none.
 
@@ -141,6 +146,10 @@ class ParamGroups:
         if self.model is not None:
             names.update((p, name) for name, p in self.model.named_parameters())
         return {p: _unwrapped(name) for p, name in names.items()}
+
+    def described(self, p: Tensor) -> str:
+        """Returns the name of a parameter, or its position, for error messages."""
+        return self._described()[p]
 
     def _described(self) -> dict[Tensor, str]:
         """Returns a name or a position for every parameter, for error messages."""

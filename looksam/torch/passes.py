@@ -1,6 +1,7 @@
 """What happens around the two passes: gradients are collected, weights perturbed and put back, gradients adjusted."""
 
 import operator
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -11,11 +12,14 @@ from torch.optim import Optimizer
 
 from looksam.schedule import RefreshSchedule
 from looksam.torch import formulas, tensors
+from looksam.torch.buffers import Buffers, statistics_of
 from looksam.torch.formulas import StepInfo
+from looksam.torch.guards import Leftovers
 from looksam.torch.param_groups import ParamGroups
 from looksam.torch.parts import Perturbation
 from looksam.torch.phase import CurrentStep, Perturbed
-from looksam.torch.replay import Replay, Scaler, overflowed
+from looksam.torch.replay import Replay
+from looksam.torch.scaling import Scaler, forget, overflowed
 from looksam.torch.sharding import Ranks, VectorSpace, local
 from looksam.torch.state import Keeps, RuleState
 from looksam.torch.tensors import Tensors
@@ -40,10 +44,17 @@ class Passes:
     store_dtype: torch.dtype | None
     model: nn.Module | None
     ranks: Ranks | None  # None if all ranks share one perturbation
+    clip_norm: float | None
     full_info: bool
     state: RuleState = field(default_factory=RuleState)
     step: CurrentStep = field(default_factory=CurrentStep)
+    leftovers: Leftovers = field(default_factory=Leftovers)
+    buffers: Buffers = field(init=False)
+    warned: set[str] = field(default_factory=set)
     info: StepInfo | None = None  # of the last step
+
+    def __post_init__(self) -> None:
+        self.buffers = Buffers(self.model)
 
     @property
     def reuses(self) -> bool:
@@ -87,7 +98,10 @@ class Passes:
         space = VectorSpace.of(params)
         if scaler and self._overflows(scaler, grads, space):
             return
+        self._warn_of_statistics(params)
         g = [_to_hold(x) for x in grads]
+        self.clear_gradients()
+        del grads  # those of which ``g`` has copies are freed
         shards, chosen = local(g), self.groups.perturbed(params, groups)
         moved = at(params, chosen)
         weights, epsilon = local(moved), None
@@ -98,8 +112,7 @@ class Passes:
             epsilon = by_group(factors, self.groups.values("rho", self.state.count), at(groups, chosen)), directions
         replay = self.step.start or self._replay()
         saved = self._saved(params, weights, chosen)
-        self.step.perturb(Perturbed(dict(zip(params, g, strict=True)), weights, saved, replay, scaler))
-        self.clear_gradients()
+        self.step.perturb(Perturbed(dict(zip(params, g, strict=True)), weights, saved, replay))
         if epsilon is not None:
             tensors.add_scaled_(weights, *epsilon, space.dtype)
         torch.clear_autocast_cache()  # it may hold casts of w
@@ -108,9 +121,15 @@ class Passes:
 
     def descend(self, wrapper: Optimizer) -> None:
         """Puts the weights back at w and leaves the gradient for the base optimizer in .grad."""
+        self._warn_of_draws()
         held = self.step.return_to_w()
-        if held.scaler:
-            held.scaler.unscale_(wrapper)
+        if not self.groups.have_gradients:
+            raise RuntimeError(
+                "the second pass left no gradient; call loss.backward() in it: in the closure, or before the end of "
+                "`with opt.ascend():`."
+            )
+        if self.step.scaler:
+            self.step.scaler.unscale_(wrapper)
         params, g, g_s = self._pairs(held)
         alphas = self._refresh_alphas(params)
         into = g if self.full_info and alphas is None else None
@@ -146,22 +165,69 @@ class Passes:
         alphas = [alpha[i] for i in groups]
         self.info = formulas.reuse(g, g_v, alphas, state.norm, space, full_info=self.full_info)
 
-    def restore(self) -> None:
+    def clip(self, known: bool) -> None:
+        """Scales the gradient for the base optimizer down to ``clip_norm``, as torch.nn.utils.clip_grad_norm_ does.
+
+        ``known`` is whether it certainly is the one that ``info`` describes.
+        """
+        if self.clip_norm is None:
+            return
+        params = [p for p in self.groups.params if p.grad is not None]
+        grads = local([p.grad for p in params if p.grad is not None])
+        norm = self.info.returned_norm if known and self.info is not None else None
+        norm = VectorSpace.of(params).norm(grads) if norm is None else norm
+        tensors.scale_(grads, (self.clip_norm / (norm + 1e-6)).clamp(max=1))
+
+    def restore(self, wrapper: Optimizer) -> None:
         """Puts the weights back if they are not at w, and discards the second pass."""
+        forget(self.step.scaler, self.groups.base, wrapper)
         self.step.restore()
         self.state.drop_unfinished()
+        self.leftovers.remember(self.groups)
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """The devices of the parameters whose random states a pass may change, besides the CPU's."""
+        devices = {p.device for p in self.groups.params}
+        return sorted((x for x in devices if x.type not in ("cpu", "meta")), key=str)
 
     def _replay(self) -> Replay:
-        devices = {p.device for p in self.groups.params}
-        return Replay(self.model, sorted((x for x in devices if x.type not in ("cpu", "meta")), key=str))
+        return Replay(self.buffers, self.devices)
 
     def _overflows(self, scaler: Scaler, grads: Tensors, space: VectorSpace) -> bool:
         """Unscales the gradients; if they overflowed, skips the step."""
+        self.step.scaler = scaler
         scaler.unscale_(self.groups.base)
         if overflowed(local(grads), space):
             self.step.skip()
             return True
         return False
+
+    def _warn_of_statistics(self, params: Tensors) -> None:
+        """Warns once if the second pass changes the running statistics of a layer, as there is no ``model``."""
+        if self.model is not None or "statistics" in self.warned:
+            return
+        self.warned.add("statistics")
+        layer = statistics_of(params)
+        if layer:
+            warnings.warn(
+                f"a {layer} has running statistics, and the second pass updates them as well; pass model= to the "
+                f"optimizer, so that they come from the clean pass alone.",
+                stacklevel=2,
+            )
+
+    def _warn_of_draws(self) -> None:
+        """Warns once if, in a loop without a closure, the second pass did not draw the dropout masks of the first."""
+        held = self.step.perturbed
+        if self.step.in_closure or held is None or held.replay is None or "draws" in self.warned:
+            return
+        if not held.replay.repeated:
+            self.warned.add("draws")
+            warnings.warn(
+                "the second pass did not draw the random numbers of the clean one, so that their dropout masks differ; "
+                "call opt.zero_grad() right before the clean pass, when its batch is there, and draw the same in both.",
+                stacklevel=2,
+            )
 
     @property
     def _averages_g(self) -> bool:

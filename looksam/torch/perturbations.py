@@ -88,12 +88,17 @@ def _steepest(
     # The direction does not depend on the scale of x. Dividing by max |x| first keeps |x|^q in range.
     q = p / (p - 1)
     unit = torch._foreach_mul(tensors.cast(g, space.dtype), list(divide(scales, (scales * maxima).amax()).unbind()))
-    powers = torch._foreach_pow(torch._foreach_abs(unit), q)
-    sums = space.summed(torch.stack([x.sum() for x in powers]))
-    directions = torch._foreach_pow(torch._foreach_abs(unit), q - 1)
-    torch._foreach_mul_(directions, torch._foreach_sign(unit))
+    sums = space.summed(torch.stack([_raise_and_sum_(x, q) for x in unit]))
     length = sums.sum() ** (1 / p)
-    return _Steepest(directions, divide(torch.ones_like(sums), length), sums ** (1 / p))  # (3)
+    return _Steepest(unit, divide(torch.ones_like(sums), length), sums ** (1 / p))  # (3)
+
+
+def _raise_and_sum_(x: Tensor, q: float) -> Tensor:
+    """Sets x to sign(x) |x|^(q-1), and returns the sum of |x|^q; in place, as copies of all tensors would add up."""
+    power = x.abs().pow_(q - 1)
+    total = torch.sum(x.abs() * power)
+    x.sign_().mul_(power)
+    return total
 
 
 def _layer_norms(squares: Tensor, layers: Labels) -> Tensor:

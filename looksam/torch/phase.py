@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from looksam.torch.replay import Replay, Scaler
+from looksam.torch.replay import Replay
+from looksam.torch.scaling import Scaler
 from looksam.torch.tensors import Tensors
 
 
@@ -34,6 +35,7 @@ class Phase(enum.Enum):
 
 
 BEFORE_ASCENT = (Phase.IDLE, Phase.CLEAN_PASS)
+AFTER_ASCENT = (Phase.PERTURBED, Phase.READY)
 
 
 @dataclass
@@ -44,12 +46,12 @@ class Perturbed:
     moved: Tensors  # the shards on this rank of the parameters that are perturbed
     weights: Tensors  # their values at w, to the bit
     replay: Replay | None  # None if there was no pass before
-    scaler: Scaler | None
 
     def restore(self) -> None:
         """Returns the weights to w, and random states and buffers to the end of the clean pass."""
         if self.moved:
             torch._foreach_copy_(self.moved, self.weights)
+            self.moved = self.weights = ()  # their memory is free from here on
         if self.replay:
             self.replay.finish()
         torch.clear_autocast_cache()  # it may hold casts of w + ε
@@ -62,6 +64,8 @@ class CurrentStep:
     phase: Phase = Phase.IDLE
     start: Replay | None = None  # from before the clean pass, if the step takes a second one
     perturbed: Perturbed | None = None  # set exactly while the phase is PERTURBED
+    scaler: Scaler | None = None  # that unscales the gradients of this step
+    in_closure: bool = False
 
     @property
     def may_begin(self) -> bool:
@@ -76,14 +80,20 @@ class CurrentStep:
 
     def enter_closure(self, start: Replay | None) -> None:
         """Starts the clean pass of a closure."""
-        if self.phase not in BEFORE_ASCENT:
-            raise RuntimeError("opt.step(closure) after opt.ascend(); call opt.step(), or opt.restore(), first.")
-        self.phase, self.start = Phase.CLEAN_PASS, start
+        self.phase, self.start, self.in_closure = Phase.CLEAN_PASS, start, True
 
     def leave_closure(self) -> None:
         """Ends the closure; what came out of its second pass stays."""
+        self.in_closure = False
         if self.phase is Phase.CLEAN_PASS:
             self.phase = Phase.IDLE
+
+    def check_step(self, closure: object) -> None:
+        """Raises if a step cannot be taken now."""
+        if self.in_closure:
+            raise RuntimeError("opt.step() was called in its own closure; leave it out there.")
+        if closure is not None and self.phase is not Phase.IDLE:
+            raise RuntimeError("opt.step(closure) after opt.ascend(); call opt.step(), or opt.restore(), first.")
 
     def check_ascent(self) -> None:
         """Raises if the step has left its clean pass already."""
@@ -116,7 +126,7 @@ class CurrentStep:
     def finish(self) -> bool:
         """Ends the step, and returns whether the gradient scaler skips it."""
         skipped = self.phase is Phase.SKIPPED
-        self.phase = Phase.IDLE
+        self.phase, self.scaler = Phase.IDLE, None
         return skipped
 
     def restore(self) -> None:
@@ -125,6 +135,7 @@ class CurrentStep:
             self.return_to_w()
         elif self.phase is not Phase.CLEAN_PASS:
             self.phase = Phase.IDLE
+        self.scaler = None
 
     def check_at_w(self, call: str) -> None:
         """Raises if the weights are not at w."""

@@ -66,6 +66,14 @@ def add_scaled_(xs: Tensors, factors: Tensors, ys: Tensors, dtype: torch.dtype) 
     torch._foreach_addcmul_(xs, ys, factors)
 
 
+def scale_(xs: Tensors, factor: Tensor) -> None:
+    """Multiplies each x by a 0-dim factor; on a CPU, a factor of 1 costs nothing."""
+    if not xs or (on_host(factor) and factor == 1):
+        return
+    for device in {x.device for x in xs}:
+        torch._foreach_mul_([x for x in xs if x.device == device], factor.to(device, non_blocking=True))
+
+
 def cast(xs: Tensors, dtype: torch.dtype) -> Tensors:
     """Returns the tensors in ``dtype``; those that already have it are not copied."""
     return xs if all_of(dtype, xs) else [x.to(dtype) for x in xs]

@@ -7,7 +7,6 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch_problems import (
     ALPHA_RULES,
     BALL_RULES,
@@ -23,6 +22,7 @@ from torch_problems import (
     sgd,
     torch_problem,
 )
+from torch_watch import NoSync
 
 from looksam.torch import SAM, LayerSAM, LookLayerSAM, LookSAM, SAMk, tensors
 
@@ -269,15 +269,6 @@ def test_a_base_with_a_rho_or_alpha_of_its_own(name):
         plain = build(name, sgd(reference.params.values(), lr=0.0))
         same(run(ours, opt, 2), run(reference, plain, 2))
         assert opt.param_groups[0][key] == opt.defaults[key] == value
-
-
-class NoSync(TorchDispatchMode):
-    """Fails if Python reads a tensor's value, which on an accelerator waits for the device."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
-            pytest.fail(f"{func} waits for the device")
-        return func(*args, **(kwargs or {}))
 
 
 @every_rule

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch.optim import lr_scheduler
-from torch_problems import PERIOD, build, sgd, torch_problem
+from torch_problems import PERIOD, build, sgd, step_without_closure, torch_problem
 
 import looksam.torch
 from looksam.torch import LookSAM
@@ -96,11 +96,15 @@ def test_learning_rate_schedulers(scheduler, on):
 def test_hooks():
     ours, seen = torch_problem(), []
     opt = build("look_sam", sgd(ours.params.values()))
-    opt.register_step_pre_hook(lambda *_: seen.append("before all"))
-    opt.base.register_step_pre_hook(lambda *_: seen.append("before the base"))
+    handle = opt.register_step_pre_hook(lambda optimizer, *_: seen.append(("before", optimizer)))
+    opt.base.register_step_pre_hook(lambda optimizer, *_: seen.append(("before", optimizer)))
     opt.register_step_post_hook(lambda *_: seen.append("after"))
     opt.step(ours.closure(opt, seen))
-    assert seen == ["before all", 1, 1, "before the base", "after"]
+    assert seen == [1, 1, ("before", opt), ("before", opt.base), "after"]
+    handle.remove()
+    seen.clear()
+    opt.step(ours.closure(opt, seen))
+    assert seen == [1, ("before", opt.base), "after"]
     opt.register_state_dict_pre_hook(lambda _: seen.append("saving"))
     opt.register_state_dict_post_hook(lambda _, state: {**state, "extra": 1})
     opt.register_load_state_dict_pre_hook(lambda _, state: {k: v for k, v in state.items() if k != "extra"})
@@ -109,6 +113,46 @@ def test_hooks():
     assert state["extra"] == 1
     opt.load_state_dict(state)
     assert seen[-2:] == ["saving", "loaded"] and set(opt.base.state_dict()) == {"state", "param_groups"}
+
+
+@pytest.mark.parametrize("on", ["wrapper", "base"])
+def test_a_hook_sees_the_gradient_that_the_rule_returns(on):
+    """A hook that changes the gradient, in a closure and without, on refresh and on reuse steps."""
+    ours, plain = torch_problem(), torch_problem()
+    opt, other = (build("look_sam", sgd(problem.params.values())) for problem in (ours, plain))
+
+    def halve(*_):
+        for p in ours.params.values():
+            p.grad *= 0.5
+
+    (opt if on == "wrapper" else opt.base).register_step_pre_hook(halve)
+    for i in range(2 * PERIOD):
+        with torch.no_grad():
+            for p, q in zip(plain.params.values(), ours.params.values(), strict=True):
+                p.copy_(q)
+        other.step(plain.closure(other))
+        opt.step(ours.closure(opt)) if i % 2 else step_without_closure(lambda: ours.loss().backward(), opt)
+        np.testing.assert_array_equal(ours.gradient(), 0.5 * plain.gradient())
+
+
+@pytest.mark.parametrize("name", ["first_step", "second_step", "descent_step", "base_optimizer"])
+def test_names_of_other_libraries_point_to_the_porting_page(name):
+    opt = LookSAM(sgd([torch.nn.Parameter(torch.ones(2))]), rho=0.1)
+    assert not hasattr(opt, name)
+    with pytest.raises(AttributeError, match=rf"there is no .*{name}.*docs/porting.md"):
+        getattr(opt, name)
+
+
+def test_settings_that_can_be_assigned_and_those_that_cannot():
+    ours = torch_problem()
+    opt, calls = LookSAM(sgd(ours.params.values()), rho=0.1, k=5), []
+    opt.k = 2
+    for _ in range(4):
+        opt.step(ours.closure(opt, calls))
+    assert len(calls) == 6
+    for name in ("rho", "alpha"):
+        with pytest.raises(AttributeError, match=r"use opt.param_groups\[0\]\['rho'\]"):
+            setattr(opt, name, 0.3)
 
 
 def test_a_group_added_in_mid_training_is_trained_by_the_same_rule():

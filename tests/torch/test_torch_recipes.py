@@ -173,16 +173,12 @@ def test_fp16_scaler():
 def test_lightning():
     lightning = pytest.importorskip("lightning")
     net = Net()
-    module = run(recipe("Lightning")[0], net, lightning=lightning)["Classifier"](net)
-    trainer = lightning.Trainer(
-        max_steps=len(BATCHES),
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=8)
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    code = recipe("Lightning")[0].replace(
+        "Trainer(", f"Trainer(accelerator='cpu', {', '.join(f'{x}=False' for x in quiet)}, "
     )
-    trainer.fit(module, torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=8))
+    run(code, net, lightning=lightning, loader=loader)
     check(net)
 
 
@@ -191,7 +187,10 @@ def test_accelerate():
     net, data = Net(), torch.utils.data.TensorDataset(X, Y)
     loader = torch.utils.data.DataLoader(data, batch_size=8)
     accelerator = accelerate.Accelerator(cpu=True)
-    run(recipe("Accelerate")[0], net, opt=optimizer(net), loader=loader, accelerator=accelerator)
+    code = recipe("Accelerate")[0].replace(
+        "model.parameters(), 1.0", "model.parameters(), 1e9"
+    )  # not clipped, as in check
+    run(code, net, opt=optimizer(net), loader=loader, accelerator=accelerator)
     check(net)
 
 
@@ -202,6 +201,7 @@ def test_hugging_face_trainer(tmp_path):
         max_steps=len(BATCHES),
         per_device_train_batch_size=8,
         max_grad_norm=0,
+        lr_scheduler_type="constant",
         use_cpu=True,
         report_to="none",
         save_strategy="no",
@@ -209,7 +209,5 @@ def test_hugging_face_trainer(tmp_path):
         disable_tqdm=True,
     )
     net, dataset = Net(), [{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)]
-    code = recipe("Hugging Face Trainer")[0]
-    space = run(code, net, transformers=transformers, arguments=arguments, dataset=dataset)
-    space["trainer"].train()
+    run(recipe("Hugging Face Trainer")[0], net, arguments=arguments, dataset=dataset)
     check(net)

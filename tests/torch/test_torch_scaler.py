@@ -14,6 +14,9 @@ from torch_problems import (
     torch_problem,
 )
 
+from looksam.torch import MSAM
+from looksam.torch.phase import Phase
+
 every_rule = pytest.mark.parametrize("name", RULES)
 
 
@@ -161,3 +164,175 @@ def test_fp16_autocast_of_a_network():
     assert scale.get_scale() < 2.0**24  # it did overflow
     assert 0 < taken == opt.count < 20
     assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+# Steps that the scaler takes itself.
+
+
+def two_phases(ours, opt, scale, take):
+    """Takes a step without a closure, where ``take`` is the last call of it."""
+    opt.zero_grad()
+    if opt.needs_second_pass:
+        scale.scale(ours.loss()).backward()
+        with opt.ascend(scaler=scale):
+            scale.scale(ours.loss()).backward()
+    elif isinstance(opt, MSAM):
+        with opt.ascend(scaler=scale):
+            scale.scale(ours.loss()).backward()
+    else:
+        scale.scale(ours.loss()).backward()
+    take()
+    scale.update()
+
+
+@every_rule
+@pytest.mark.parametrize("unscaled", [False, True])
+def test_scaler_step_without_a_closure(name, unscaled):
+    """The scaler hands over its scale, unless the loop has unscaled the gradients of a step with one pass."""
+    ours, plain = torch_problem(), torch_problem()
+    opt, other = (build(name, sgd(problem.params.values())) for problem in (ours, plain))
+    scale = scaler()
+
+    def take():
+        if unscaled and opt._passes.step.phase is Phase.IDLE:
+            scale.unscale_(opt)
+        scale.step(opt)
+
+    for _ in range(2 * PERIOD):
+        two_phases(ours, opt, scale, take)
+        other.step(plain.closure(other))
+        np.testing.assert_array_equal(ours.flat(), plain.flat())
+    assert opt.count == 2 * PERIOD and not {"grad_scale", "found_inf"} & set(opt.__dict__)
+
+
+@pytest.mark.parametrize("name", LOOK_RULES)
+@pytest.mark.parametrize("at", [0, 1])
+def test_scaler_step_skips_a_step_that_overflows(name, at):
+    ours, plain = torch_problem(), torch_problem()
+    opt, other = (build(name, sgd(problem.params.values())) for problem in (ours, plain))
+    scale = scaler()
+    for i in range(PERIOD):
+        if i == at:
+            before = ours.flat()
+            closure_for(ours, opt, scale, spoil={0})()
+            if opt.needs_second_pass:
+                opt.ascend(scaler=scale)
+            scale.step(opt)
+            scale.update()
+            np.testing.assert_array_equal(ours.flat(), before)
+            assert opt.count == at and scale.get_scale() == 512.0
+        two_phases(ours, opt, scale, lambda: scale.step(opt))
+        other.step(plain.closure(other))
+        np.testing.assert_array_equal(ours.flat(), plain.flat())
+
+
+@every_rule
+def test_scaler_step_with_a_closure_raises(name):
+    ours = torch_problem()
+    opt, scale, calls = build(name, sgd(ours.params.values())), scaler(), []
+    before = ours.flat()
+    for scaled_before in (False, True):
+        opt.zero_grad()
+        if scaled_before:
+            scale.scale(ours.loss()).backward()
+        scale.scale(torch.ones(()))
+        with pytest.raises(RuntimeError, match=r"call opt.step\(closure, scaler=scaler\) on the optimizer itself"):
+            scale.step(opt, closure_for(ours, opt, scale, calls=calls))
+    np.testing.assert_array_equal(ours.flat(), before)
+    assert calls == []
+    opt.zero_grad()
+    opt.step(closure_for(ours, opt, scale), scaler=scale)  # and the error leaves nothing behind
+    scale.update()
+    assert opt.count == 1
+
+
+@pytest.mark.parametrize("unscaled", [False, True])
+@pytest.mark.parametrize("with_block", [False, True])
+def test_a_second_pass_that_does_not_know_the_scaler_raises(unscaled, with_block):
+    ours = torch_problem()
+    opt, scale = build("look_sam", sgd(ours.params.values())), scaler()
+    before = ours.flat()
+    for take in (lambda: scale.step(opt), lambda: opt.step(scaler=scale)):
+        opt.zero_grad()
+        scale.scale(ours.loss()).backward()
+        if unscaled:
+            scale.unscale_(opt)
+        ascent = opt.ascend()
+        if with_block:
+            with ascent:
+                scale.scale(ours.loss()).backward()
+        else:
+            opt.zero_grad()
+            scale.scale(ours.loss()).backward()
+        with pytest.raises(RuntimeError, match="got different scalers; pass scaler= to both"):
+            take()
+        opt.restore()
+        scale.update(512.0)
+    np.testing.assert_array_equal(ours.flat(), before)
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_gradients_that_would_be_unscaled_twice_raise(steps):
+    ours = torch_problem()
+    opt, scale = build("look_sam", sgd(ours.params.values())), scaler()
+    for _ in range(steps):
+        opt.step(closure_for(ours, opt, scale), scaler=scale)
+        scale.update()
+    before = ours.flat()
+    opt.zero_grad()
+    scale.scale(ours.loss()).backward()
+    scale.unscale_(opt)
+    with pytest.raises(RuntimeError, match=r"leave scaler.unscale_ out, clip by clip_norm="):
+        opt.ascend(scaler=scale) if opt.needs_second_pass else opt.step(scaler=scale)
+    np.testing.assert_array_equal(ours.flat(), before)
+
+
+@every_rule
+@pytest.mark.parametrize("form", ["closure", "two-phase"])
+@pytest.mark.parametrize("updated", [False, True])
+def test_the_step_after_a_pass_that_failed(name, form, updated):
+    """The scaler refuses to unscale twice, and does not know that the first time was for nothing."""
+    ours, plain = torch_problem(), torch_problem()
+    opt, other = (build(name, sgd(problem.params.values())) for problem in (ours, plain))
+    scale, calls = scaler(), []
+
+    def failing():
+        closure_for(ours, opt, scale, calls=calls)()
+        if len(calls) == 2 or not opt.needs_second_pass:
+            raise ValueError("failed")
+
+    def in_two_phases():
+        failing()
+        with opt.ascend(scaler=scale):
+            failing()
+
+    before = ours.flat()
+    for _ in range(2):
+        calls.clear()
+        with pytest.raises(ValueError, match="failed"):
+            opt.step(failing, scaler=scale) if form == "closure" else in_two_phases()
+        np.testing.assert_array_equal(ours.flat(), before)
+        if updated and opt.needs_second_pass:
+            scale.update()
+    opt.zero_grad()
+    for _ in range(PERIOD + 1):
+        opt.step(closure_for(ours, opt, scale), scaler=scale)
+        scale.update()
+        other.step(plain.closure(other))
+        np.testing.assert_array_equal(ours.flat(), plain.flat())
+    assert scale.get_scale() == 1024.0
+
+
+@every_rule
+def test_clipping_comes_after_unscaling(name):
+    ours, plain = torch_problem(), torch_problem()
+    opt, other = (build(name, sgd(problem.params.values()), clip_norm=0.5) for problem in (ours, plain))
+    scale = scaler()
+    for i in range(2 * PERIOD):
+        if i % 2:
+            opt.step(closure_for(ours, opt, scale), scaler=scale)
+            scale.update()
+        else:
+            two_phases(ours, opt, scale, lambda: scale.step(opt))
+        other.step(plain.closure(other))
+        np.testing.assert_allclose(ours.flat(), plain.flat(), rtol=1e-13)

@@ -1,0 +1,97 @@
+"""Guard rails: gradients that a closure would clear or never see, and attributes of other libraries."""
+
+import sys
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from looksam.torch.param_groups import ParamGroups
+from looksam.torch.sharding import local
+
+FRAMEWORKS = (
+    "Where a framework calls the step, use looksam.torch.lightning, looksam.torch.accelerate or "
+    "looksam.torch.transformers."
+)
+FRAMES = 10  # at most, from a framework's call of the step to the guard: decorators of torch, and schedulers' wrappers
+
+
+class Absent:
+    """An attribute that people look for and that is not there, with a message that names what is."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        if instance is None:
+            return self
+        raise AttributeError(self._message)
+
+    def __set__(self, instance: object, value: object) -> None:
+        raise AttributeError(self._message)
+
+
+PASSES = Absent(
+    "there is no first_step, second_step or descent_step: opt.step(closure) takes both passes, or opt.ascend() and "
+    "opt.step() without a closure. docs/porting.md has both loops next to each other."
+)
+BASE = Absent("there is no base_optimizer: the wrapped optimizer is opt.base. docs/porting.md has more names.")
+SETTINGS = Absent("rho and alpha are settings of the param groups; use opt.param_groups[0]['rho'], and so on.")
+
+
+class Leftovers:
+    """Which gradients were there when a step ended, and their versions, which every change in place counts up."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+
+    def __reduce__(self) -> tuple[type["Leftovers"], tuple[()]]:
+        return Leftovers, ()  # the gradients of a copy are others
+
+    def remember(self, groups: ParamGroups) -> None:
+        """Notes the current gradients."""
+        grads = [p.grad for p in groups.params]
+        self._known = {id(x): (weakref.ref(x), x._version) for x in grads if x is not None}
+
+    def check(self, groups: ParamGroups) -> None:
+        """Raises if there are others: a closure that is called now would clear them."""
+        new = [p for p in groups.params if p.grad is not None and not self._is_known(p.grad)]
+        new = [p for p in new if _is_nonzero(p.grad)]  # only if something changed: this waits for the device
+        if new:
+            raise RuntimeError(
+                f"{len(new)} parameters, the first of which is {groups.described(new[0])}, have gradients of a "
+                "backward pass since the last step, and opt.step(closure) would clear them. To accumulate gradients, "
+                "run all micro-batches in the closure, each loss divided by their number; for a pass of your own "
+                "before, leave the closure out and use opt.ascend(). If they are not needed, call opt.zero_grad(). "
+                f"{FRAMEWORKS}"
+            )
+
+    def _is_known(self, grad: Tensor) -> bool:
+        known = self._known.get(id(grad))
+        return known is not None and known[0]() is grad and known[1] == grad._version
+
+
+def _is_nonzero(grad: Tensor | None) -> bool:
+    return grad is not None and (grad.layout != torch.strided or bool(torch.any(local([grad])[0] != 0)))
+
+
+def refuse_accumulating_accelerate() -> None:
+    """Raises if ``opt.step(closure)`` is called by Accelerate while it accumulates gradients.
+
+    In ``accelerator.accumulate()``, it leaves the calls for all micro-batches but the last out, with their closures.
+    """
+    module = sys.modules.get("accelerate.state")
+    if module is None or not module.GradientState._shared_state or module.GradientState().num_steps == 1:
+        return
+    frame = sys._getframe(1)
+    for _ in range(FRAMES):
+        if frame.f_globals.get("__name__") == "accelerate.optimizer":
+            raise RuntimeError(
+                f"opt.step(closure) with gradient_accumulation_steps={module.GradientState().num_steps} of Accelerate, "
+                "which would run the closure of the last micro-batch only; use looksam.torch.accelerate.Backward, or "
+                "gradient_accumulation_steps=1 and all micro-batches in the closure."
+            )
+        if frame.f_back is None:
+            return
+        frame = frame.f_back
