@@ -72,7 +72,7 @@ def compose(
         ranks=Ranks(model) if per_rank else None,
         full_info=full_info,
     )
-    groups.check()
+    groups.take_over()
     return passes
 
 

@@ -20,7 +20,7 @@ from looksam.torch.parts import BetweenGradient, MomentumPerturbation, Perturbat
 from looksam.torch.passes import Passes
 from looksam.torch.phase import Phase
 from looksam.torch.replay import Scaler, enabled
-from looksam.torch.state import checked
+from looksam.torch.state import loaded, without_rule
 
 
 class Options(TypedDict, total=False):
@@ -117,6 +117,10 @@ class SharpnessAware(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in ("base", "defaults", "_passes")}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._passes.groups.watch_loading()  # by a hook, which a copy of the base does not have yet
+
     def __repr__(self) -> str:
         schedule = self._passes.schedule
         settings: dict[str, Any] = {**self._passes.groups.settings, "k": schedule.k}
@@ -144,9 +148,20 @@ class SharpnessAware(Optimizer):
         self.base.state = state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters to the base optimizer. They have no g_v until the next refresh."""
-        self.base.add_param_group(param_group)
-        self._passes.groups.check()
+        """Adds parameters to the base optimizer, or raises. They have no g_v until the next refresh."""
+        self._passes.groups.add(param_group)
+
+    def train(self) -> None:
+        """Switches a base optimizer that has two sets of weights, as schedule-free ones do, to those of training."""
+        self._switch("train")
+
+    def eval(self) -> None:
+        """Switches such a base optimizer to the weights of evaluation. For all others it does nothing."""
+        self._switch("eval")
+
+    def _switch(self, mode: str) -> None:
+        self._passes.step.check_at_w(f"opt.{mode}()")
+        getattr(self.base, mode, lambda: None)()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients, as the base optimizer does.
@@ -208,6 +223,9 @@ class SharpnessAware(Optimizer):
         """
         scaler = enabled(scaler)
         passes = self._passes
+        if closure is scaler is None and passes.step.phase is Phase.IDLE and passes.groups.only_creates_state():
+            self.base.step()
+            return None
         loss = None if closure is None else self._run(torch.enable_grad()(closure), scaler)
         self._prepare(scaler)
         skipped = passes.step.finish()
@@ -303,12 +321,15 @@ class SharpnessAware(Optimizer):
     # Saving.
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state dict of the base optimizer, with the rule's count and g_v, or v, under ``"rule"``."""
+        """Returns the state dict of the base optimizer, with the rule's count and g_v, or v, in that of each parameter.
+
+        They are ``["state"][i]["rule"]``, where ``torch.distributed.checkpoint`` takes them for state of the optimizer.
+        """
         passes = self._passes
         passes.step.check_at_w("opt.state_dict()")
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
-        state = {**self.base.state_dict(), "rule": passes.state.state_dict(passes.groups.params, passes.keeps)}
+        state = passes.state.added_to(self.base.state_dict(), passes.groups.params, passes.keeps, passes.store_dtype)
         for after in self._optimizer_state_dict_post_hooks.values():
             state = after(self, state) or state
         return state
@@ -318,13 +339,16 @@ class SharpnessAware(Optimizer):
         """Resumes where the saved optimizer was, also in the middle of a cycle. A wrong state changes nothing."""
         passes = self._passes
         passes.step.check_at_w("opt.load_state_dict()")
-        state, params = dict(state_dict), passes.groups.params
+        state, before = dict(state_dict), (self.base.state, self.base.param_groups)
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state = hook(self, state) or state
-        saved = checked(state, params, passes.keeps)
-        self.base.load_state_dict({name: value for name, value in state.items() if name != "rule"})
-        passes.state.load_state_dict(saved, params, passes.store_dtype)
-        passes.info = None
+        rule = loaded(state, passes.groups.params, passes.keeps, passes.store_dtype)
+        try:
+            self.base.load_state_dict({**state, "state": without_rule(state["state"])})
+        except BaseException:
+            self.base.state, self.base.param_groups = before
+            raise
+        passes.state, passes.info = rule, None
         passes.step.begin(None)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)

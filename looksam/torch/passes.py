@@ -138,13 +138,14 @@ class Passes:
         # Outside the window, or at a refresh that is left out because every ρ is 0.
         if self.is_due or not self.schedule.is_active(state.count):
             state.drop()
-        if state.norm is None or self.reuse_alpha is None:
-            self.info = formulas.plain(g, space, full_info=self.full_info)
-            return
-        alpha = self.groups.values(self.reuse_alpha, state.count)
-        g_v = _aligned(params, list(state.kept), local(list(state.kept.values())))
-        alphas = [alpha[i] for i in groups]
-        self.info = formulas.reuse(g, g_v, alphas, state.norm, space, full_info=self.full_info)
+        if state.norm is not None and self.reuse_alpha is not None:
+            g_v = _aligned(params, list(state.kept), local(list(state.kept.values())))
+            if any(x is not None for x in g_v):
+                alpha = self.groups.values(self.reuse_alpha, state.count)
+                alphas = [alpha[i] for i in groups]
+                self.info = formulas.reuse(g, g_v, alphas, state.norm, space, full_info=self.full_info)
+                return
+        self.info = formulas.plain(g, space, full_info=self.full_info)
 
     def restore(self) -> None:
         """Puts the weights back if they are not at w, and discards the second pass."""
@@ -211,11 +212,16 @@ def by_group(factors: Tensor, values: list[float], groups: list[int]) -> Tensors
 
 
 def _aligned(params: Tensors, owners: Tensors, shards: Tensors) -> list[Tensor | None]:
-    """Returns the shard that belongs to each parameter. Usually they are in order, and hashing tensors is slow."""
-    if len(params) == len(owners) and all(map(operator.is_, params, owners)):
+    """Returns the shard that belongs to each parameter; None for one that has none, or was frozen since.
+
+    Usually they are in order, and hashing tensors is slow.
+    """
+    trained = [p.requires_grad for p in params]
+    unchanged = all(trained) or not any(trained)  # if none is, gradients are set by hand
+    if unchanged and len(params) == len(owners) and all(map(operator.is_, params, owners)):
         return list(shards)
     by_owner = dict(zip(owners, shards, strict=True))
-    return [by_owner.get(p) for p in params]
+    return [by_owner.get(p) if unchanged or is_trained else None for p, is_trained in zip(params, trained, strict=True)]
 
 
 def _to_hold(grad: Tensor) -> Tensor:
