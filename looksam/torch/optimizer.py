@@ -152,16 +152,16 @@ class SharpnessAware(Optimizer):
         self._passes.groups.add(param_group)
 
     def train(self) -> None:
-        """Switches a base optimizer that has two sets of weights, as schedule-free ones do, to those of training."""
-        self._switch("train")
+        """Switches a base optimizer that has two sets of weights, as schedule-free ones do, to those of training.
+
+        It may be called in any pass, as Hugging Face's Trainer does: there the base is in this mode already.
+        """
+        getattr(self.base, "train", lambda: None)()
 
     def eval(self) -> None:
         """Switches such a base optimizer to the weights of evaluation. For all others it does nothing."""
-        self._switch("eval")
-
-    def _switch(self, mode: str) -> None:
-        self._passes.step.check_at_w(f"opt.{mode}()")
-        getattr(self.base, mode, lambda: None)()
+        self._passes.step.check_at_w("opt.eval()")
+        getattr(self.base, "eval", lambda: None)()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients, as the base optimizer does.

@@ -228,8 +228,8 @@ def distributed_checkpoint(make, base, rule, options, x, y, folder):
 
 
 CHECKPOINTS = [  # model, base optimizer, and a name in FSDP_OPTIONS
-    *(("fsdp", base, name) for base in CHECKPOINT_BASES for name in ("sam", "look_sam", "msam", "bfloat16")),
-    *(("fsdp", "sgdm", name) for name in ("layers", "perturb", "msam, perturb", "base momentum")),
+    *(("fsdp", base, name) for base in CHECKPOINT_BASES for name in ("sam", "look_sam", "msam")),
+    *(("fsdp", "sgdm", name) for name in ("bfloat16", "msam, perturb", "base momentum")),
     *((where, "sgdm", name) for where in CHECKPOINT_MODELS if where != "fsdp" for name in ("look_sam", "msam")),
 ]
 

@@ -248,10 +248,10 @@ def test_the_modes_of_a_schedule_free_base():
         opt.eval()
         base.eval()
         np.testing.assert_array_equal(ours.flat(), plain.flat())
-        assert np.any(ours.flat() != training)
+    assert np.any(ours.flat() != training)
 
 
-def test_modes_are_not_switched_at_perturbed_weights_and_ignored_by_other_bases():
+def test_evaluation_is_refused_at_perturbed_weights_and_modes_are_ignored_by_other_bases():
     params = parameters()
     opt, before = SAM(sgd(params), 0.1), flat(params)
     opt.eval()
@@ -259,4 +259,5 @@ def test_modes_are_not_switched_at_perturbed_weights_and_ignored_by_other_bases(
     np.testing.assert_array_equal(flat(params), before)
     (params[0] ** 2).sum().backward()
     with opt.ascend(), pytest.raises(RuntimeError, match=r"opt.eval\(\) while the weights are at w"):
+        opt.train()
         opt.eval()

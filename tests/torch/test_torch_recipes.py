@@ -215,6 +215,7 @@ def test_hugging_face_trainer(tmp_path):
     check(net)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_checkpoints(tmp_path):
     """The blocks save and load the state of the optimizer in mid-cycle."""
     save, load = recipe("Checkpoints")

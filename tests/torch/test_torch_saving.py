@@ -194,6 +194,7 @@ def test_distributed_checkpoint_in_memory(name, taken, base):
     np.testing.assert_array_equal(straight, again)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("kind", ["sharded", "full"])
 @pytest.mark.parametrize("taken", [0, 1, PERIOD + 1])
 @pytest.mark.parametrize("name", ["sam", "look_sam", "msam"])
