@@ -223,7 +223,7 @@ class SharpnessAware(Optimizer):
         """
         scaler = enabled(scaler)
         passes = self._passes
-        if closure is scaler is None and passes.step.phase is Phase.IDLE and passes.groups.only_creates_state():
+        if closure is None and scaler is None and passes.only_creates_state:
             self.base.step()
             return None
         loss = None if closure is None else self._run(torch.enable_grad()(closure), scaler)

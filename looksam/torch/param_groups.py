@@ -44,7 +44,8 @@ class ParamGroups:
         wrapper of the same base wrote is replaced.
         """
         hooks = self.base._optimizer_load_state_dict_pre_hooks
-        earlier = {key: hook.__self__ for key, hook in hooks.items() if _is_ours(hook)}
+        owners = {key: getattr(hook, "__self__", None) for key, hook in hooks.items()}
+        earlier = {key: owner for key, owner in owners.items() if isinstance(owner, ParamGroups)}
         groups = self.base.param_groups
         stale = {(i, name) for other in earlier.values() for i, name in other._filled if i < len(groups)}
         self._check([{x: group[x] for x in group if (i, x) not in stale} for i, group in enumerate(groups)])
@@ -255,10 +256,6 @@ def check_base(base: Any, wrapper: type[Optimizer]) -> None:
         raise TypeError(f"base is a {type(base).__name__} already; pass the optimizer that it wraps, opt.base.")
     if isinstance(base, torch.optim.LBFGS):
         raise TypeError("base is LBFGS, which calls the closure any number of times; pass a first-order optimizer.")
-
-
-def _is_ours(hook: Any) -> bool:
-    return isinstance(getattr(hook, "__self__", None), ParamGroups)
 
 
 def check_store_dtype(dtype: Any) -> None:

@@ -14,7 +14,7 @@ from looksam.torch import formulas, tensors
 from looksam.torch.formulas import StepInfo
 from looksam.torch.param_groups import ParamGroups
 from looksam.torch.parts import Perturbation
-from looksam.torch.phase import CurrentStep, Perturbed
+from looksam.torch.phase import CurrentStep, Perturbed, Phase
 from looksam.torch.replay import Replay, Scaler, overflowed
 from looksam.torch.sharding import Ranks, VectorSpace, local
 from looksam.torch.state import Keeps, RuleState
@@ -69,6 +69,11 @@ class Passes:
     def perturbs_first(self) -> bool:
         """Whether the only gradient of the current step is taken at w + ε, as by MSAM."""
         return False
+
+    @property
+    def only_creates_state(self) -> bool:
+        """Whether a step now would only create the base optimizer's state; it does not count."""
+        return self.step.phase is Phase.IDLE and self.groups.only_creates_state()
 
     def new_replay(self) -> Replay | None:
         """Records where the clean pass starts, if a second pass is due; does not ask for ρ before the step begins."""

@@ -84,6 +84,9 @@ def without_rule(entries: dict[Any, Any]) -> dict[Any, Any]:
 
 def loaded(state: dict[str, Any], params: Tensors, keeps: Keeps, dtype: torch.dtype | None) -> RuleState:
     """Returns the rule's part of a state dict, or raises an error that names what is wrong with it."""
+    absent = {"state", "param_groups"} - set(state)
+    if absent:
+        raise ValueError(f"this state dict has no {', '.join(sorted(absent))}; save opt.state_dict().")
     ids = [i for group in state["param_groups"] for i in group["params"]]
     if len(ids) != len(params):
         raise ValueError(f"this state dict is of {len(ids)} parameters, and the optimizer has {len(params)}.")

@@ -227,6 +227,18 @@ def distributed_checkpoint(make, base, rule, options, x, y, folder):
     return results
 
 
+def whole_tensors_into_shards(x, y):
+    """Returns the error of a state dict of plain tensors for a sharded model."""
+    model, plain = fsdp(), network()
+    opts = [build("look_sam", base_for(m)) for m in (model, plain)]
+    for m, opt in zip((model, plain), opts, strict=True):
+        train(m, opt, x, y, steps=1)
+    try:
+        opts[0].load_state_dict(opts[1].state_dict())
+    except ValueError as error:
+        return str(error)
+
+
 CHECKPOINTS = [  # model, base optimizer, and a name in FSDP_OPTIONS
     *(("fsdp", base, name) for base in CHECKPOINT_BASES for name in ("sam", "look_sam", "msam")),
     *(("fsdp", "sgdm", name) for name in ("bfloat16", "msam, perturb", "base momentum")),
@@ -278,6 +290,7 @@ def main(rank, folder):
         results["checkpoint", key] = distributed_checkpoint(
             make, CHECKPOINT_BASES[base], rule, options, *batch, f"{folder}/checkpoint{i}"
         )
+    results["whole into shards"] = whole_tensors_into_shards(x, y)
     results["scaled"] = scaled(x, y)
     results["recipe"] = documented(x, y)
     torch.save(results, f"{folder}/{rank}.pt")

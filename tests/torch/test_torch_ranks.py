@@ -119,6 +119,11 @@ def test_distributed_checkpoint_in_mid_cycle(results, key):
             identical(runs[how], runs["straight"])
 
 
+def test_whole_tensors_are_refused_by_shards(results):
+    for rank in results:
+        assert "has a Tensor as its g_v, and the parameter is a DTensor; use set_optimizer" in rank["whole into shards"]
+
+
 @every_rule
 def test_sharded_rules_need_few_reductions(results, name):
     """One all-reduce for the scalars of all tensors.

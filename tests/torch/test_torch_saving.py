@@ -41,6 +41,7 @@ def nan_in_g_v(state):
             lambda state: [entry.pop("rule") for entry in state["state"].values()],
             r"no 'rule'.*opt.base.load_state_dict",
         ),
+        (lambda state: state.clear(), r"this state dict has no param_groups, state; save opt.state_dict\(\)"),
         (lambda state: rule(state).pop("kept"), r"'rule' of parameter 1 in this state dict has no kept"),
         (lambda state: rule(state).update(count=-1), r"'rule' of parameter 1 .* has count=-1"),
         (lambda state: rule(state).update(count=1.5), r"count=1.5"),
