@@ -235,6 +235,12 @@ class ParamGroups:
         return {p: f"'{names[p]}'" if p in names else position for p, position in positions.items()}
 
 
+def trained(params: Tensors) -> list[bool]:
+    """Whether each parameter is trained, not frozen. If none requires a gradient, all are, by gradients set by hand."""
+    requiring = [p.requires_grad for p in params]
+    return requiring if any(requiring) else [True] * len(params)
+
+
 def non_negative(name: str, value: Any) -> float:
     """Returns ρ or α as a float; a 0-dim tensor counts as a number."""
     if type(value) is float and 0 <= value < math.inf:  # the usual case first, as this runs on every step

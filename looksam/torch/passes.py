@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from looksam.schedule import RefreshSchedule
 from looksam.torch import formulas, tensors
 from looksam.torch.formulas import StepInfo
-from looksam.torch.param_groups import ParamGroups
+from looksam.torch.param_groups import ParamGroups, trained
 from looksam.torch.parts import Perturbation
 from looksam.torch.phase import CurrentStep, Perturbed, Phase
 from looksam.torch.replay import Replay, Scaler, overflowed
@@ -87,8 +87,8 @@ class Passes:
     def perturb(self, scaler: Scaler | None) -> None:
         """Collects the clean gradients and moves the weights to w + ε; if the gradients overflowed, skips the step."""
         # Where ranks average their gradients, all of them must have the same ones.
-        trained = {p for p in self.groups.params if p.requires_grad} if self._averages_g else ()
-        params, grads, groups = self.groups.gradients(also=trained)
+        all_trained = {p for p in self.groups.params if p.requires_grad} if self._averages_g else ()
+        params, grads, groups = self.groups.gradients(also=all_trained)
         space = VectorSpace.of(params)
         if scaler and self._overflows(scaler, grads, space):
             return
@@ -221,12 +221,11 @@ def _aligned(params: Tensors, owners: Tensors, shards: Tensors) -> list[Tensor |
 
     Usually they are in order, and hashing tensors is slow.
     """
-    trained = [p.requires_grad for p in params]
-    unchanged = all(trained) or not any(trained)  # if none is, gradients are set by hand
-    if unchanged and len(params) == len(owners) and all(map(operator.is_, params, owners)):
+    is_trained = trained(params)
+    if all(is_trained) and len(params) == len(owners) and all(map(operator.is_, params, owners)):
         return list(shards)
     by_owner = dict(zip(owners, shards, strict=True))
-    return [by_owner.get(p) if unchanged or is_trained else None for p, is_trained in zip(params, trained, strict=True)]
+    return [by_owner.get(p) if here else None for p, here in zip(params, is_trained, strict=True)]
 
 
 def _to_hold(grad: Tensor) -> Tensor:
