@@ -74,7 +74,7 @@ def compose(
         clip_norm=None if clip_norm is None else arguments.positive("clip_norm", clip_norm),
         full_info=full_info,
     )
-    groups.check()
+    groups.take_over()
     return passes
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from looksam.torch import formulas, tensors
+from looksam.torch.param_groups import trained
 from looksam.torch.parts import MomentumPerturbation
 from looksam.torch.passes import Passes, at, by_group
 from looksam.torch.phase import Perturbed
@@ -67,7 +68,8 @@ class MomentumPasses(Passes):
             return [], [], None, []
         owners = self._owners()
         entries = [(p, i) for i, group in enumerate(self.groups.base.param_groups) for p in group["params"]]
-        entries = [(p, i) for p, i in entries if p in owners and p.requires_grad]
+        is_trained = trained([p for p, _ in entries])
+        entries = [(p, i) for (p, i), here in zip(entries, is_trained, strict=True) if here and p in owners]
         params, groups = [p for p, _ in entries], [i for _, i in entries]
         chosen = self.groups.perturbed(params, groups)
         params, groups = at(params, chosen), at(groups, chosen)

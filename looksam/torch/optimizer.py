@@ -19,9 +19,9 @@ from looksam.torch.momentum import MomentumPasses
 from looksam.torch.param_groups import ByName, ScalarOrSchedule, check_base
 from looksam.torch.parts import BetweenGradient, MomentumPerturbation, Perturbation, RefreshGradient
 from looksam.torch.passes import Passes
-from looksam.torch.phase import Phase
+from looksam.torch.phase import Phase, SecondPass
 from looksam.torch.scaling import Scaler, check_not_unscaled, check_same, enabled, handed_over
-from looksam.torch.state import checked
+from looksam.torch.state import loaded, without_rule
 
 
 class Options(TypedDict, total=False):
@@ -128,6 +128,10 @@ class SharpnessAware(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in ("base", "defaults", "_passes")}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._passes.groups.watch_loading()  # by a hook, which a copy of the base does not have yet
+
     def __repr__(self) -> str:
         schedule = self._passes.schedule
         settings: dict[str, Any] = {**self._passes.groups.settings, "k": schedule.k}
@@ -155,9 +159,20 @@ class SharpnessAware(Optimizer):
         self.base.state = state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters to the base optimizer. They have no g_v until the next refresh."""
-        self.base.add_param_group(param_group)
-        self._passes.groups.check()
+        """Adds parameters to the base optimizer, or raises. They have no g_v until the next refresh."""
+        self._passes.groups.add(param_group)
+
+    def train(self) -> None:
+        """Switches a base optimizer that has two sets of weights, as schedule-free ones do, to those of training.
+
+        It may be called in any pass, as Hugging Face's Trainer does: there the base is in this mode already.
+        """
+        getattr(self.base, "train", lambda: None)()
+
+    def eval(self) -> None:
+        """Switches such a base optimizer to the weights of evaluation. For all others it does nothing."""
+        self._passes.step.check_at_w("opt.eval()")
+        getattr(self.base, "eval", lambda: None)()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients, as the base optimizer does.
@@ -228,6 +243,9 @@ class SharpnessAware(Optimizer):
         passes, called_by_scaler = self._passes, handed_over(self, closure)
         passes.step.check_step(closure)
         scaler = called_by_scaler or enabled(scaler)
+        if closure is None and scaler is None and passes.only_creates_state:
+            self.base.step()
+            return None
         loss = None if closure is None else self._run(torch.enable_grad()(closure), scaler)
         self._prepare(scaler)
         skipped, is_empty = passes.step.finish(), not passes.groups.have_gradients
@@ -243,7 +261,7 @@ class SharpnessAware(Optimizer):
         return loss
 
     @torch.no_grad()
-    def ascend(self, *, scaler: Scaler | None = None) -> "SecondPass":
+    def ascend(self, *, scaler: Scaler | None = None) -> SecondPass:
         """In a loop without a closure, between the passes: collects the gradients and moves the weights to w + ε.
 
         ``with opt.ascend():`` around the second pass puts the weights back when it ends, also by an exception. Without
@@ -254,7 +272,7 @@ class SharpnessAware(Optimizer):
         passes.step.check_ascent()
         if not (passes.refreshes or passes.perturbs_first):
             if isinstance(passes, MomentumPasses):
-                return SecondPass(self)
+                return SecondPass(passes.step, self._descend, self.restore)
             raise RuntimeError(
                 "opt.ascend() on a step that takes no second gradient; check opt.needs_second_pass first."
             )
@@ -267,7 +285,7 @@ class SharpnessAware(Optimizer):
         except BaseException:
             passes.restore(self)
             raise
-        return SecondPass(self)
+        return SecondPass(passes.step, self._descend, self.restore)
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -339,12 +357,15 @@ class SharpnessAware(Optimizer):
     # Saving.
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state dict of the base optimizer, with the rule's count and g_v, or v, under ``"rule"``."""
+        """Returns the state dict of the base optimizer, with the rule's count and g_v, or v, in that of each parameter.
+
+        They are ``["state"][i]["rule"]``, where ``torch.distributed.checkpoint`` takes them for state of the optimizer.
+        """
         passes = self._passes
         passes.step.check_at_w("opt.state_dict()")
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
-        state = {**self.base.state_dict(), "rule": passes.state.state_dict(passes.groups.params, passes.keeps)}
+        state = passes.state.added_to(self.base.state_dict(), passes.groups.params, passes.keeps, passes.store_dtype)
         for after in self._optimizer_state_dict_post_hooks.values():
             state = after(self, state) or state
         return state
@@ -354,31 +375,16 @@ class SharpnessAware(Optimizer):
         """Resumes where the saved optimizer was, also in the middle of a cycle. A wrong state changes nothing."""
         passes = self._passes
         passes.step.check_at_w("opt.load_state_dict()")
-        state, params = dict(state_dict), passes.groups.params
+        state, before = dict(state_dict), (self.base.state, self.base.param_groups)
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state = hook(self, state) or state
-        saved = checked(state, params, passes.keeps)
-        self.base.load_state_dict({name: value for name, value in state.items() if name != "rule"})
-        passes.state.load_state_dict(saved, params, passes.store_dtype)
-        passes.info = None
+        rule = loaded(state, passes.groups.params, passes.keeps, passes.store_dtype)
+        try:
+            self.base.load_state_dict({**state, "state": without_rule(state["state"])})
+        except BaseException:
+            self.base.state, self.base.param_groups = before
+            raise
+        passes.state, passes.info = rule, None
         passes.step.begin(None)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
-
-
-class SecondPass:
-    """The context that ``opt.ascend()`` returns: the weights are put back at its end."""
-
-    def __init__(self, optimizer: SharpnessAware) -> None:
-        self._optimizer = optimizer
-
-    def __enter__(self) -> None:
-        pass
-
-    @torch.no_grad()
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        passes = self._optimizer._passes
-        if kind is not None:
-            passes.restore(self._optimizer)
-        elif passes.step.phase is Phase.PERTURBED:
-            self._optimizer._descend()

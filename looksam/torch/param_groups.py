@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from looksam import arguments
+from looksam.torch.sharding import VectorSpace, local
+from looksam.torch.state import without_rule
 from looksam.torch.tensors import Tensors
 
 ScalarOrSchedule = float | Callable[[int], float]  # a number, or a function of the rule's step count
@@ -28,6 +30,7 @@ class ParamGroups:
     functions: dict[str, Callable[[str], Hashable] | None]  # functions of a name, by the argument they were passed as
     model: nn.Module | None
     _results: dict[str, dict[Tensor, Hashable]] = field(default_factory=dict)  # of these functions
+    _filled: set[tuple[int, str]] = field(default_factory=set)  # groups and settings that ``_fill`` has written
 
     @property
     def params(self) -> Tensors:
@@ -39,35 +42,106 @@ class ParamGroups:
         """Whether any parameter has a gradient."""
         return any(p.grad is not None for group in self.base.param_groups for p in group["params"])
 
-    def check(self) -> None:
-        """Checks all groups, and writes ρ and α into those that have none.
+    def take_over(self) -> None:
+        """Checks all groups, and writes ρ and α into those that have none; a wrong group changes nothing.
 
-        A setting that the base optimizer uses for something else, as RMSprop does alpha, is left alone.
+        A setting that the base optimizer uses for something else, as RMSprop does alpha, is left alone. What an earlier
+        wrapper of the same base wrote is replaced.
         """
-        for p, name in self._described().items():
-            if p.is_complex():
-                raise TypeError(
-                    f"parameter {name} is {p.dtype}; the rules need real parameters: use torch.view_as_real."
-                )
-        for name, value in self.settings.items():
-            for i, group in enumerate(self.base.param_groups if name not in self.base.defaults else []):
-                if callable(value) and name in group:
-                    raise ValueError(f"group {i} has {name}={group[name]}, and {name} is a function of the step count.")
-                if not callable(value):
-                    non_negative(f"group {i}: {name}", group.setdefault(name, value))
-        params = self.params
+        hooks = self.base._optimizer_load_state_dict_pre_hooks
+        owners = {key: getattr(hook, "__self__", None) for key, hook in hooks.items()}
+        earlier = {key: owner for key, owner in owners.items() if isinstance(owner, ParamGroups)}
+        groups = self.base.param_groups
+        stale = {(i, name) for other in earlier.values() for i, name in other._filled if i < len(groups)}
+        self._check([{x: group[x] for x in group if (i, x) not in stale} for i, group in enumerate(groups)])
+        for i, name in stale:
+            groups[i].pop(name, None)
+        for key in earlier:
+            del hooks[key]
+        self._fill()
+
+    def watch_loading(self) -> None:
+        """Lets the groups keep ρ and α when the base optimizer loads a state without them."""
+        self.base.register_load_state_dict_pre_hook(self._to_load)
+
+    def add(self, group: dict[str, Any]) -> None:
+        """Adds a group to the base optimizer; a wrong one changes nothing."""
+        groups = self.base.param_groups
+        before = len(groups)
+        try:
+            self.base.add_param_group(dict(group))
+            self._check(groups)
+        except BaseException:
+            del groups[before:]
+            raise
+        self._fill()
+
+    def _check(self, groups: list[dict[str, Any]]) -> None:
+        """Raises if a rule cannot work with these groups."""
+        described = self._described()
+        seen: set[Tensor] = set()
+        for i, group in enumerate(groups):
+            self._check_settings(i, group)
+            for p in group["params"]:
+                if p.is_complex():
+                    raise TypeError(
+                        f"parameter {described[p]} is {p.dtype}; the rules need real parameters: use "
+                        "torch.view_as_real."
+                    )
+                if p in seen:
+                    raise ValueError(
+                        f"parameter {described[p]} is listed twice, so that it would be perturbed twice, and the base "
+                        "optimizer would move it twice; list it once."
+                    )
+                seen.add(p)
+        params = [p for group in groups for p in group["params"]]
+        indices = [i for i, group in enumerate(groups) for _ in group["params"]]
         for argument in self.functions:
             self.named(argument, params)
-        for i, group in enumerate(self.base.param_groups):
-            if not isinstance(group.get("perturb", True), bool):
-                raise TypeError(f"group {i}: perturb={group['perturb']!r} is not a bool; pass True or False.")
-        indices = [i for i, group in enumerate(self.base.param_groups) for _ in group["params"]]
         if self.perturbed(params, indices) == []:
-            first = next(iter(self._described().values()))
             raise ValueError(
-                f"perturb selects none of the {len(params)} parameters, the first of which is {first}; pass a function "
-                "that is True for those that the rule shall perturb."
+                f"perturb selects none of the {len(params)} parameters, the first of which is {described[params[0]]}; "
+                "pass a function that is True for those that the rule shall perturb."
             )
+
+    def _check_settings(self, i: int, group: dict[str, Any]) -> None:
+        """Raises if a setting of the i-th group is wrong."""
+        if group.get("maximize"):
+            raise ValueError(
+                f"group {i} has maximize=True, and SAM ascends the loss; minimise the negated loss instead."
+            )
+        if not isinstance(group.get("perturb", True), bool):
+            raise TypeError(f"group {i}: perturb={group['perturb']!r} is not a bool; pass True or False.")
+        for name, value in self._own_settings().items():
+            if callable(value) and name in group:
+                raise ValueError(f"group {i} has {name}={group[name]}, and {name} is a function of the step count.")
+            if name in group:
+                non_negative(f"group {i}: {name}", group[name])
+
+    def _own_settings(self) -> dict[str, ScalarOrSchedule]:
+        """Returns the settings that the base optimizer does not use for something else."""
+        return {name: value for name, value in self.settings.items() if name not in self.base.defaults}
+
+    def _fill(self) -> None:
+        """Writes ρ and α into the groups that have none."""
+        for name, value in self._own_settings().items():
+            for i, group in enumerate(self.base.param_groups):
+                if name not in group and not callable(value):
+                    group[name] = value
+                    self._filled.add((i, name))
+
+    def _to_load(self, base: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        """Returns the state dict that the base optimizer loads: with ρ, α and perturb as they are if it has none."""
+        settings = self._own_settings()
+        saved = [dict(group) for group in state["param_groups"]]
+        for i, (group, ours) in enumerate(zip(saved, base.param_groups, strict=False)):  # the base checks their number
+            for name in (*settings, "perturb"):
+                if callable(settings.get(name)):
+                    group.pop(name, None)  # a number is saved, and it is a function now
+                elif name in ours:
+                    group.setdefault(name, ours[name])
+            self._check_settings(i, group)
+        return {**state, "state": without_rule(state["state"]), "param_groups": saved}
 
     def values(self, name: str, count: int) -> list[float]:
         """Returns the value of a setting for each group, at this step count."""
@@ -106,6 +180,17 @@ class ParamGroups:
                     f"the gradient of {self._described()[p]} has layout {grad.layout}; "
                     "the rules need dense gradients: sparse=False."
                 )
+
+    def only_creates_state(self) -> bool:
+        """Whether a step would do no more than create the base optimizer's state: no learning rate, all gradients 0.
+
+        ``torch.distributed.checkpoint`` takes such a step where there is no state yet. It is no step of training.
+        """
+        if self.base.state or any(group.get("lr", 0) != 0 for group in self.base.param_groups):
+            return False
+        params = [p for p in self.params if p.grad is not None]
+        grads = [p.grad for p in params if p.grad is not None]
+        return bool(params) and bool(VectorSpace.of(params).norm(local(grads)) == 0)
 
     def moves(self, count: int) -> bool:
         """Whether any weight is perturbed by a step at this count: not where every ρ is 0."""
@@ -159,6 +244,12 @@ class ParamGroups:
         return {p: f"'{names[p]}'" if p in names else position for p, position in positions.items()}
 
 
+def trained(params: Tensors) -> list[bool]:
+    """Whether each parameter is trained, not frozen. If none requires a gradient, all are, by gradients set by hand."""
+    requiring = [p.requires_grad for p in params]
+    return requiring if any(requiring) else [True] * len(params)
+
+
 def non_negative(name: str, value: Any) -> float:
     """Returns ρ or α as a float; a 0-dim tensor counts as a number."""
     if type(value) is float and 0 <= value < math.inf:  # the usual case first, as this runs on every step
@@ -180,9 +271,6 @@ def check_base(base: Any, wrapper: type[Optimizer]) -> None:
         raise TypeError(f"base is a {type(base).__name__} already; pass the optimizer that it wraps, opt.base.")
     if isinstance(base, torch.optim.LBFGS):
         raise TypeError("base is LBFGS, which calls the closure any number of times; pass a first-order optimizer.")
-    for group in base.param_groups:
-        if group.get("maximize"):
-            raise ValueError("base has maximize=True, and SAM ascends the loss; minimise the negated loss instead.")
 
 
 def check_store_dtype(dtype: Any) -> None:

@@ -15,9 +15,9 @@ from looksam.torch import formulas, tensors
 from looksam.torch.buffers import Buffers, statistics_of
 from looksam.torch.formulas import StepInfo
 from looksam.torch.guards import Leftovers
-from looksam.torch.param_groups import ParamGroups
+from looksam.torch.param_groups import ParamGroups, trained
 from looksam.torch.parts import Perturbation
-from looksam.torch.phase import CurrentStep, Perturbed
+from looksam.torch.phase import CurrentStep, Perturbed, Phase
 from looksam.torch.replay import Replay
 from looksam.torch.scaling import Scaler, forget, overflowed
 from looksam.torch.sharding import Ranks, VectorSpace, local
@@ -81,6 +81,11 @@ class Passes:
         """Whether the only gradient of the current step is taken at w + ε, as by MSAM."""
         return False
 
+    @property
+    def only_creates_state(self) -> bool:
+        """Whether a step now would only create the base optimizer's state; it does not count."""
+        return self.step.phase is Phase.IDLE and self.groups.only_creates_state()
+
     def new_replay(self) -> Replay | None:
         """Records where the clean pass starts, if a second pass is due; does not ask for ρ before the step begins."""
         return self._replay() if self.is_due else None
@@ -93,8 +98,8 @@ class Passes:
     def perturb(self, scaler: Scaler | None) -> None:
         """Collects the clean gradients and moves the weights to w + ε; if the gradients overflowed, skips the step."""
         # Where ranks average their gradients, all of them must have the same ones.
-        trained = {p for p in self.groups.params if p.requires_grad} if self._averages_g else ()
-        params, grads, groups = self.groups.gradients(also=trained)
+        all_trained = {p for p in self.groups.params if p.requires_grad} if self._averages_g else ()
+        params, grads, groups = self.groups.gradients(also=all_trained)
         space = VectorSpace.of(params)
         if scaler and self._overflows(scaler, grads, space):
             return
@@ -157,13 +162,14 @@ class Passes:
         # Outside the window, or at a refresh that is left out because every ρ is 0.
         if self.is_due or not self.schedule.is_active(state.count):
             state.drop()
-        if state.norm is None or self.reuse_alpha is None:
-            self.info = formulas.plain(g, space, full_info=self.full_info)
-            return
-        alpha = self.groups.values(self.reuse_alpha, state.count)
-        g_v = _aligned(params, list(state.kept), local(list(state.kept.values())))
-        alphas = [alpha[i] for i in groups]
-        self.info = formulas.reuse(g, g_v, alphas, state.norm, space, full_info=self.full_info)
+        if state.norm is not None and self.reuse_alpha is not None:
+            g_v = _aligned(params, list(state.kept), local(list(state.kept.values())))
+            if any(x is not None for x in g_v):
+                alpha = self.groups.values(self.reuse_alpha, state.count)
+                alphas = [alpha[i] for i in groups]
+                self.info = formulas.reuse(g, g_v, alphas, state.norm, space, full_info=self.full_info)
+                return
+        self.info = formulas.plain(g, space, full_info=self.full_info)
 
     def clip(self, known: bool) -> None:
         """Scales the gradient for the base optimizer down to ``clip_norm``, as torch.nn.utils.clip_grad_norm_ does.
@@ -277,11 +283,15 @@ def by_group(factors: Tensor, values: list[float], groups: list[int]) -> Tensors
 
 
 def _aligned(params: Tensors, owners: Tensors, shards: Tensors) -> list[Tensor | None]:
-    """Returns the shard that belongs to each parameter. Usually they are in order, and hashing tensors is slow."""
-    if len(params) == len(owners) and all(map(operator.is_, params, owners)):
+    """Returns the shard that belongs to each parameter; None for one that has none, or was frozen since.
+
+    Usually they are in order, and hashing tensors is slow.
+    """
+    is_trained = trained(params)
+    if all(is_trained) and len(params) == len(owners) and all(map(operator.is_, params, owners)):
         return list(shards)
     by_owner = dict(zip(owners, shards, strict=True))
-    return [by_owner.get(p) for p in params]
+    return [by_owner.get(p) if here else None for p, here in zip(params, is_trained, strict=True)]
 
 
 def _to_hold(grad: Tensor) -> Tensor:

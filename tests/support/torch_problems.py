@@ -98,6 +98,19 @@ def step_without_closure(backward, opt, **scaler):
     return first
 
 
+def saved_rule(opt):
+    """Returns what a rule saves with the parameters: count and norm once, and g_v or v by the parameter's position."""
+    entries = {i: entry["rule"] for i, entry in opt.state_dict()["state"].items() if "rule" in entry}
+    kept = {i: entry for i, entry in entries.items() if not np.isnan(float(entry.get("norm", np.nan)))}
+    first, owner = next(iter(entries.values())), next(iter(kept.values()), {"norm": None})
+    return {
+        "keeps": first["keeps"],
+        "count": first["count"],
+        "kept": {i: entry["kept"] for i, entry in kept.items()},
+        "norm": owner["norm"],
+    }
+
+
 def flat(tensors):
     return np.concatenate([np.ravel(x.detach().double().numpy()) for x in tensors])
 

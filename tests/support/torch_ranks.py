@@ -3,6 +3,7 @@
 All results are written to FOLDER before the process group is torn down, which can abort at exit.
 """
 
+import copy
 import io
 import math
 import pathlib
@@ -11,7 +12,13 @@ import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -174,6 +181,71 @@ def sharded(model, rule, options, x, y):
     }
 
 
+def replicated():
+    return DistributedDataParallel(network())
+
+
+CHECKPOINT_MODELS = {
+    "ddp": replicated,
+    "fsdp": fsdp,
+    "replicas": replicas_of_shards,
+    "tensor parallel": tensor_parallel,
+}
+CHECKPOINT_BASES = {"sgdm": base_for, "sgd": lambda model: torch.optim.SGD(list(model.named_parameters()), lr=0.1)}
+
+
+def distributed_checkpoint(make, base, rule, options, x, y, folder):
+    """Resumes in mid-cycle from torch.distributed.checkpoint: shards in files, and whole tensors from one rank."""
+    model = make()
+    opt = build(rule, base(model), **options)
+    train(model, opt, x, y, steps=2)
+    opt.zero_grad()  # with gradients left over, torch would take no step to create the state
+    at = [p.detach().clone() for p in model.parameters()]
+    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)  # on rank 0 only
+    full = copy.deepcopy(get_optimizer_state_dict(model, opt, options=whole))
+    dcp.save({"optimizer": get_optimizer_state_dict(model, opt)}, checkpoint_id=folder)
+    results = {"straight": train(model, opt, x, y, steps=STEPS - 2)}
+
+    def resumed(load):
+        with torch.no_grad():
+            for p, w in zip(model.parameters(), at, strict=True):
+                p.copy_(w)
+        model.zero_grad()
+        again = build(rule, base(model), **options)
+        load(again)
+        return train(model, again, x, y, steps=STEPS - 2)
+
+    def load_shards(again):
+        state = {"optimizer": get_optimizer_state_dict(model, again)}
+        dcp.load(state, checkpoint_id=folder)
+        set_optimizer_state_dict(model, again, state["optimizer"])
+
+    results["shards"] = resumed(load_shards)
+    if opt.state or rule != "sam":  # torch refuses a state without tensors
+        from_one_rank = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        results["whole"] = resumed(lambda again: set_optimizer_state_dict(model, again, full, options=from_one_rank))
+    return results
+
+
+def whole_tensors_into_shards(x, y):
+    """Returns the error of a state dict of plain tensors for a sharded model."""
+    model, plain = fsdp(), network()
+    opts = [build("look_sam", base_for(m)) for m in (model, plain)]
+    for m, opt in zip((model, plain), opts, strict=True):
+        train(m, opt, x, y, steps=1)
+    try:
+        opts[0].load_state_dict(opts[1].state_dict())
+    except ValueError as error:
+        return str(error)
+
+
+CHECKPOINTS = [  # model, base optimizer, and a name in FSDP_OPTIONS
+    *(("fsdp", base, name) for base in CHECKPOINT_BASES for name in ("sam", "look_sam", "msam")),
+    *(("fsdp", "sgdm", name) for name in ("bfloat16", "msam, perturb", "base momentum")),
+    *((where, "sgdm", name) for where in CHECKPOINT_MODELS if where != "fsdp" for name in ("look_sam", "msam")),
+]
+
+
 def blow_up_first(rank):
     """Makes the squares of rank 1's own gradient overflow; its second gradient is fine."""
 
@@ -210,6 +282,15 @@ def main(rank, folder):
     for name in RULES:
         results["replicas", name] = sharded(replicas_of_shards(), name, {}, x, y)
         results["tensor parallel", name] = sharded(tensor_parallel(), name, {}, X, Y)
+    for i, key in enumerate(CHECKPOINTS):
+        where, base, name = key
+        rule, options = FSDP_OPTIONS[name]
+        batch = (X, Y) if where == "tensor parallel" else (x, y)
+        make = CHECKPOINT_MODELS[where]
+        results["checkpoint", key] = distributed_checkpoint(
+            make, CHECKPOINT_BASES[base], rule, options, *batch, f"{folder}/checkpoint{i}"
+        )
+    results["whole into shards"] = whole_tensors_into_shards(x, y)
     results["scaled"] = scaled(x, y)
     results["recipe"] = documented(x, y)
     torch.save(results, f"{folder}/{rank}.pt")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from torch_problems import LOOK_RULES, TWO_GRADIENT_RULES, build, given
+from torch_problems import LOOK_RULES, TWO_GRADIENT_RULES, build, given, saved_rule
 
 from looksam.torch import tensors
 
@@ -56,7 +56,7 @@ class Stage:
 
     @property
     def g_v(self):
-        return list(self.opt.state_dict()["rule"]["kept"].values())
+        return list(saved_rule(self.opt)["kept"].values())
 
     @property
     def info(self):
@@ -198,7 +198,7 @@ def test_a_parameter_that_is_never_seen_stays_without_a_gradient(name):
     assert stage.refresh([G[0], None], [G_S[0], None])[1] is None
     if name in LOOK_RULES:
         assert stage.reuse([G[0], None])[1] is None
-        assert list(stage.opt.state_dict()["rule"]["kept"]) == [0]
+        assert list(saved_rule(stage.opt)["kept"]) == [0]
 
 
 @look_rule

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from torch_problems import build, flat, given, sgd, torch_problem
+from torch_problems import build, flat, given, saved_rule, sgd, torch_problem
 
 from looksam.torch import MSAM, tensors
 from looksam.torch.phase import Phase
@@ -22,7 +22,7 @@ def parameters(dtype=torch.float64):
 
 
 def momentum(opt):
-    return flat(opt.state_dict()["rule"]["kept"].values())
+    return flat(saved_rule(opt)["kept"].values())
 
 
 @pytest.fixture(params=["host", "device"])
@@ -73,7 +73,7 @@ def test_the_momentum_of_sgd_is_the_same_v(nesterov):
             steps.append([float(loss.detach()), *flat(params)])
         runs.append(np.array(steps))
     np.testing.assert_allclose(runs[0], runs[1], rtol=1e-13)
-    assert opt.state_dict()["rule"]["kept"] == {}
+    assert saved_rule(opt)["kept"] == {}
 
 
 def test_resuming_with_the_momentum_of_sgd():
@@ -199,7 +199,7 @@ def test_calls_in_and_out_of_order():
         other.step(reference.closure(other))
         assert opt.info.refreshed == other.info.refreshed == (i in (1, 2, 3))
         np.testing.assert_array_equal(ours.flat(), reference.flat())
-    assert opt.state_dict()["rule"]["kept"] == {}  # freed after the window
+    assert saved_rule(opt)["kept"] == {}  # freed after the window
     opt.count = 1
     opt.ascend()
     for wrong in (opt.ascend, lambda: opt.step(ours.closure(opt))):
@@ -219,7 +219,7 @@ def test_a_parameter_that_is_frozen_later_is_left_alone():
             params[1].requires_grad_(False)
             before = params[1].detach().clone()
         opt.step(lambda: (opt.zero_grad(), (params[0] ** 2 * params[1]).sum().backward()))
-    assert torch.equal(params[1], before) and list(opt.state_dict()["rule"]["kept"]) == [0]
+    assert torch.equal(params[1], before) and list(saved_rule(opt)["kept"]) == [0]
 
 
 def test_parameters_that_are_switched_off_have_no_part_in_the_norm():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from torch_problems import PERIOD, RULES, TWO_GRADIENT_RULES, build, given, sgd, torch_problem
+from torch_problems import PERIOD, RULES, TWO_GRADIENT_RULES, build, given, saved_rule, sgd, torch_problem
 
 from looksam.torch import (
     ASAM,
@@ -126,7 +126,7 @@ def test_one_gradient_outside_the_window_and_nothing_kept(name):
             base.step(plain.closure(base))
             np.testing.assert_array_equal(ours.flat(), plain.flat())
         if not 2 <= i < 5:
-            assert opt.state_dict()["rule"]["kept"] == {} and not opt.info.refreshed
+            assert saved_rule(opt)["kept"] == {} and not opt.info.refreshed
     second = [2 if name in TWO_GRADIENT_RULES and ("k" not in RULES[name][1] or i == 0) else 1 for i in range(3)]
     assert seen == [1, 1, *second, 1, 1, 1]
     assert "start=2, stop=5" in repr(opt)
@@ -156,7 +156,7 @@ def test_g_v_is_over_all_parameters():
     ours = torch_problem()
     opt = LookSAM(sgd(list(ours.params.items())), 0.1, perturb=lambda name: name == "matrix")
     opt.step(ours.closure(opt))
-    kept = opt.state_dict()["rule"]["kept"]
+    kept = saved_rule(opt)["kept"]
     assert len(kept) == len(ours.params) and any(bool(x.any()) for i, x in kept.items() if i != 1)
 
 
@@ -201,7 +201,7 @@ def test_a_radius_of_zero_takes_no_second_gradient(name):
         w = ours.flat()
         opt.step(ours.closure(opt, calls))
     np.testing.assert_allclose(ours.gradient(), ours.problem.gradient(w), rtol=1e-12, atol=1e-13)
-    assert len(calls) == PERIOD and not opt.info.refreshed and opt.state_dict()["rule"]["kept"] == {}
+    assert len(calls) == PERIOD and not opt.info.refreshed and saved_rule(opt)["kept"] == {}
     switched = build(name, sgd(ours.params.values()))
     assert switched.needs_second_pass
     for key, value in (("rho", 0.0), ("perturb", False)):
@@ -231,11 +231,11 @@ def test_the_period_and_the_count_can_be_set():
     assert (opt.k, opt.count, opt.needs_second_pass) == (2, 1, False)
     opt.k = 3
     opt.step(ours.closure(opt))
-    assert opt.count == 2 and not opt.needs_second_pass and opt.state_dict()["rule"]["kept"]
+    assert opt.count == 2 and not opt.needs_second_pass and saved_rule(opt)["kept"]
     opt.count = 6
     assert opt.needs_second_pass
     opt.k = 1  # which is SAM: nothing is kept
-    assert opt.state_dict()["rule"] == {"keeps": "nothing", "count": 6, "kept": {}, "norm": None}
+    assert saved_rule(opt) == {"keeps": "nothing", "count": 6, "kept": {}, "norm": None}
     opt.step(ours.closure(opt))
     opt.k = 4
     w = ours.flat()

@@ -16,6 +16,7 @@ from torch_problems import (
     flat,
     given,
     network,
+    saved_rule,
     sgd,
     step_without_closure,
     torch_problem,
@@ -53,7 +54,7 @@ def test_a_second_pass_that_fails_leaves_everything_as_it_was(name, error):
         opt.step(failing)
     np.testing.assert_array_equal(ours.flat(), before)
     assert torch.equal(torch.get_rng_state(), state)
-    saved = opt.state_dict()["rule"]
+    saved = saved_rule(opt)
     assert saved["count"] == count and saved["kept"] == {} and saved["norm"] is None
 
     other = torch_problem()  # a run that never failed

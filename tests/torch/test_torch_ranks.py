@@ -19,7 +19,7 @@ from torch_problems import (
     flat,
     refreshes,
 )
-from torch_ranks import FSDP_OPTIONS, RANKS, STEPS, X, Y
+from torch_ranks import CHECKPOINTS, FSDP_OPTIONS, RANKS, STEPS, X, Y
 
 every_rule = pytest.mark.parametrize("name", RULES)
 two_gradient_rule = pytest.mark.parametrize("name", TWO_GRADIENT_RULES)
@@ -107,6 +107,21 @@ def test_sharded_options_equal_one_process(results, name):
 def test_sharded_resume_in_mid_cycle(results, name):
     run = results[0]["fsdp", name]
     identical(run["resumed"], run["steps"])
+
+
+@pytest.mark.parametrize("key", CHECKPOINTS, ids="/".join)
+def test_distributed_checkpoint_in_mid_cycle(results, key):
+    """From files with the shards, and from whole tensors on one rank: the same steps, to the bit."""
+    for rank in results:
+        runs = rank["checkpoint", key]
+        assert ("whole" in runs) == (key[1:] != ("sgd", "sam"))
+        for how in set(runs) - {"straight"}:
+            identical(runs[how], runs["straight"])
+
+
+def test_whole_tensors_are_refused_by_shards(results):
+    for rank in results:
+        assert "has a Tensor as its g_v, and the parameter is a DTensor; use set_optimizer" in rank["whole into shards"]
 
 
 @every_rule

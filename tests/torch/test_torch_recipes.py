@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch_problems import flat
+from torch_problems import flat, saved_rule
 
 import looksam.torch
 from looksam.torch import LookSAM, sam_family
@@ -161,7 +161,7 @@ def test_every_rule_is_listed():
 def test_fp16_scaler():
     net = Net()
     space = run(recipe("Mixed precision")[0], net, opt=optimizer(net))
-    passes, count = len(net.seen), space["opt"].state_dict()["rule"]["count"]
+    passes, count = len(net.seen), saved_rule(space["opt"])["count"]
     skipped = len(BATCHES) - count
     assert passes == skipped + count + len(range(0, count, 5))
     assert space["scaler"].get_scale() == 65536.0 / 2**skipped
@@ -211,3 +211,25 @@ def test_hugging_face_trainer(tmp_path):
     net, dataset = Net(), [{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)]
     run(recipe("Hugging Face Trainer")[0], net, arguments=arguments, dataset=dataset)
     check(net)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_checkpoints(tmp_path):
+    """The blocks save and load the state of the optimizer in mid-cycle."""
+    save, load = recipe("Checkpoints")
+    models = [nn.Linear(6, 3) for _ in range(2)]
+    opts = [optimizer(model) for model in models]
+
+    def train(which):
+        for x, y in BATCHES[:2]:
+            opts[which].zero_grad()
+            opts[which].step(lambda: nn.functional.cross_entropy(models[which](x), y).backward())  # noqa: B023
+
+    train(0)
+    names = run(save, models[0], opt=opts[0], folder=tmp_path)
+    models[1].load_state_dict(models[0].state_dict())
+    exec(load, {**names, "opt": opts[1], "model": models[1]})
+    train(0)
+    train(1)
+    assert opts[1].count == 4 and not opts[1].info.refreshed
+    np.testing.assert_array_equal(*(flat(model.parameters()) for model in models))

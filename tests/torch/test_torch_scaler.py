@@ -9,6 +9,7 @@ from torch_problems import (
     RULES,
     TWO_GRADIENT_RULES,
     build,
+    saved_rule,
     sgd,
     step_without_closure,
     torch_problem,
@@ -76,11 +77,11 @@ def test_overflow_of_the_clean_gradient_skips_the_step(name, at):
     for i in range(2 * PERIOD):
         if i == at:
             before = ours.flat()
-            kept = {k: x.clone() for k, x in opt.state_dict()["rule"]["kept"].items()}
+            kept = {k: x.clone() for k, x in saved_rule(opt)["kept"].items()}
             opt.step(closure_for(ours, opt, scale, spoil={0}, calls=calls), scaler=scale)
             np.testing.assert_array_equal(ours.flat(), before)
             assert len(calls) == 1  # no second pass
-            saved = opt.state_dict()["rule"]
+            saved = saved_rule(opt)
             assert saved["count"] == at and list(saved["kept"]) == list(kept)
             assert all(torch.equal(x, saved["kept"][k]) for k, x in kept.items())
             scale.update()
@@ -104,7 +105,7 @@ def test_overflow_of_the_second_gradient_falls_back_and_lowers_the_scale(name):
     scale.update()
     assert scale.get_scale() == 512.0
     if name in LOOK_RULES:
-        assert float(opt.state_dict()["rule"]["norm"]) == 0.0
+        assert float(saved_rule(opt)["norm"]) == 0.0
         w = ours.flat()
         opt.step(closure_for(ours, opt, scale), scaler=scale)  # plain g until the next refresh
         np.testing.assert_allclose(ours.gradient(), ours.problem.gradient(w), rtol=1e-12, atol=1e-14)
