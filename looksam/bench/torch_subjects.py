@@ -65,28 +65,22 @@ def ours(
     steps = EagerSteps(recipe, image_shape, num_classes)
     kind, options = base_optimizer(recipe)
     base = kind(decayed(recipe, steps.model.named_parameters()), **options)
-    if recipe.clip_norm is not None:
-        _clip_before_step(base, list(steps.model.parameters()), recipe.clip_norm)
     method = METHODS[recipe.method]
     if not method.is_rule:
-        steps.step = _plain_step(base)
+        steps.step = _plain_step(base, list(steps.model.parameters()), recipe.clip_norm)
         return steps
     own = {name: getattr(recipe, name) for name in method.settings}
     kept = {"store_dtype": getattr(torch, store_dtype)} if store_dtype else {}
-    steps.step = RULES[recipe.method](base, model=steps.model, **own, **kept).step
+    rule = RULES[recipe.method](base, model=steps.model, clip_norm=recipe.clip_norm, **own, **kept)
+    steps.step = rule.step
     return steps
 
 
-def _clip_before_step(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], norm: float) -> None:
-    def clip(*_: Any) -> None:
-        clip_grad_norm_(parameters, norm)
-
-    optimizer.register_step_pre_hook(clip)
-
-
-def _plain_step(optimizer: torch.optim.Optimizer) -> Step:
+def _plain_step(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], clip_norm: float | None) -> Step:
     def step(closure: Closure) -> None:
-        closure()  # not by the optimizer, whose hooks run before it would call the closure
+        closure()
+        if clip_norm is not None:
+            clip_grad_norm_(parameters, clip_norm)
         optimizer.step()
 
     return step
