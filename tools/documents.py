@@ -23,6 +23,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 RULES = ("results/benchmarks/rules.json", "results/benchmarks/torch_rules.json")
 THROUGHPUT = "results/benchmarks/throughput.json"
 CONVOLUTIONS = "results/benchmarks/convolutions.json"
+MEMORY = "results/benchmarks/torch_memory.json"
 PICTURED = (*RULES, THROUGHPUT)
 
 
@@ -104,6 +105,19 @@ def _spread(low: float, median: float, high: float) -> str:
     return "1" if low == median == high == 1 else f"{median:.2f}× ({low:.2f}–{high:.2f})"
 
 
+def memory_table(result: dict) -> str:
+    """The peak with each base optimizer, in copies of the parameters, and how far it is above that optimizer's."""
+    peaks: dict[tuple[str, str], dict[str, dict]] = {}
+    for row in result["rows"]:
+        peaks.setdefault((row["method"], row["library"]), {})[row["optimizer"]] = row
+    optimizers = {"sgdm": "SGD with momentum", "adamw": "AdamW"}
+    lines = [
+        (method, library, *(f"{own[name]['copies']:.2f} ({own[name]['extra']:+.2f})" for name in optimizers))
+        for (method, library), own in peaks.items()
+    ]
+    return lines_markdown([("method", "library", *optimizers.values()), *lines], left=(0, 1))
+
+
 def scale_table(result: dict) -> str:
     lines = ["| batch | temporaries, MiB | images, MiB | growth of the process, MiB |", "|---|---|---|---|"]
     for row in result["rows"]:
@@ -149,6 +163,7 @@ def tables() -> dict[str, str]:
         "results/benchmarks/trainer.json": trainer_table(_stored("results/benchmarks/trainer.json")),
         "results/benchmarks/startup.json": startup_table(_stored("results/benchmarks/startup.json")),
         CONVOLUTIONS: _benchmark(CONVOLUTIONS, convolutions_table, _stored),
+        MEMORY: _benchmark(MEMORY, memory_table, _stored),
         "results/benchmarks/scale.json": scale_table(_stored("results/benchmarks/scale.json")),
         **{source: _benchmark(source, bench_report.medians_markdown) for source in RULES},
         THROUGHPUT: _benchmark(THROUGHPUT, throughput_table),

@@ -71,29 +71,23 @@ def ours(
     steps = EagerSteps(recipe, image_shape, num_classes)
     kind, options = base_optimizer(recipe)
     base = kind(decayed(recipe, steps.model.named_parameters()), **options)
-    if recipe.clip_norm is not None:
-        _clip_before_step(base, list(steps.model.parameters()), recipe.clip_norm)
     if not METHODS[recipe.method].is_rule:
-        steps.step = _plain_step(base)
+        steps.step = _plain_step(base, list(steps.model.parameters()), recipe.clip_norm)
         return steps
     kept = {"store_dtype": getattr(torch, store_dtype)} if store_dtype else {}
-    optimizer = RULES[recipe.method](base, model=steps.model, **rule_settings(recipe, cycle(recipe)), **kept)
+    settings = rule_settings(recipe, cycle(recipe)) | kept
+    optimizer = RULES[recipe.method](base, model=steps.model, clip_norm=recipe.clip_norm, **settings)
     steps.step = optimizer.step
     if has_window(recipe):
         steps.begin_cycle = lambda: setattr(optimizer, "count", 0)
     return steps
 
 
-def _clip_before_step(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], norm: float) -> None:
-    def clip(*_: Any) -> None:
-        clip_grad_norm_(parameters, norm)
-
-    optimizer.register_step_pre_hook(clip)
-
-
-def _plain_step(optimizer: torch.optim.Optimizer) -> Step:
+def _plain_step(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], clip_norm: float | None) -> Step:
     def step(closure: Closure) -> None:
-        closure()  # not by the optimizer, whose hooks run before it would call the closure
+        closure()
+        if clip_norm is not None:
+            clip_grad_norm_(parameters, clip_norm)
         optimizer.step()
 
     return step

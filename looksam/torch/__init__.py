@@ -6,10 +6,14 @@ The files, from the bottom up; each imports only those before it, and none impor
     sharding       the same over the shards of all ranks, and one perturbation per rank
     perturbations  the equations of the perturbation
     formulas       the equations of the refresh step and the reuse step
-    replay         random state, buffers and the gradient scaler around the two passes
+    buffers        the model's buffers around the two passes
+    replay         the random state as well
+    scaling        the gradient scaler of fp16
+    saved_weights  the weights at w, while the parameters are at w + ε
     phase          where the current step is
     state          what is carried from step to step
     param_groups   the base optimizer's groups: checks, gradients, names, ρ and α
+    guards         gradients that a closure would clear, and names of other libraries
     parts          the choices of which a rule is composed
     passes         perturb the weights, put them back, adjust the gradients
     momentum       the same for MSAM, which has one pass

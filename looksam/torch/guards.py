@@ -9,6 +9,7 @@ from torch import Tensor
 
 from looksam.torch.param_groups import ParamGroups
 from looksam.torch.sharding import local
+from looksam.torch.tensors import Tensors
 
 FRAMEWORKS = (
     "Where a framework calls the step, use looksam.torch.lightning, looksam.torch.accelerate or "
@@ -41,16 +42,22 @@ SETTINGS = Absent("rho and alpha are settings of the param groups; use opt.param
 
 
 class Leftovers:
-    """Which gradients were there when a step ended, and their versions, which every change in place counts up."""
+    """Which gradients were there when a step ended, and their versions, which every change in place counts up.
 
-    def __init__(self) -> None:
+    With ``weights_too``, the versions of the weights as well.
+    """
+
+    def __init__(self, weights_too: bool = False) -> None:
         self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._weights_too, self._weights = weights_too, dict[int, int]()
 
-    def __reduce__(self) -> tuple[type["Leftovers"], tuple[()]]:
-        return Leftovers, ()  # the gradients of a copy are others
+    def __reduce__(self) -> tuple[type["Leftovers"], tuple[bool]]:
+        return Leftovers, (self._weights_too,)  # the gradients of a copy are others
 
     def remember(self, groups: ParamGroups) -> None:
-        """Notes the current gradients."""
+        """Notes the current gradients, and weights."""
+        if self._weights_too:
+            self._weights = {id(p): p._version for p in groups.params}
         grads = [p.grad for p in groups.params]
         self._known = {id(x): (weakref.ref(x), x._version) for x in grads if x is not None}
 
@@ -66,6 +73,10 @@ class Leftovers:
                 "before, leave the closure out and use opt.ascend(). If they are not needed, call opt.zero_grad(). "
                 f"{FRAMEWORKS}"
             )
+
+    def left_alone(self, weights: Tensors) -> bool:
+        """Whether nothing has changed the weights since, as far as PyTorch counts it."""
+        return all(self._weights.get(id(p)) == p._version for p in weights)
 
     def _is_known(self, grad: Tensor) -> bool:
         known = self._known.get(id(grad))

@@ -11,6 +11,7 @@ from looksam.torch.param_groups import trained
 from looksam.torch.parts import MomentumPerturbation
 from looksam.torch.passes import Passes, at, by_group
 from looksam.torch.phase import Perturbed
+from looksam.torch.saved_weights import SavedWeights
 from looksam.torch.scaling import Scaler
 from looksam.torch.sharding import VectorSpace, local
 from looksam.torch.state import Keeps
@@ -40,11 +41,12 @@ class MomentumPasses(Passes):
         params, v, norm, groups = self._momentum()
         weights = local(params)
         self.step.scaler = scaler
-        self.step.perturb(Perturbed({}, weights, tensors.copies(weights), None))
+        saved = SavedWeights(weights, tensors.copies(weights))
+        self.step.perturb(Perturbed({}, saved, None))
         if norm is not None:
             factors = divide(-torch.ones_like(norm), norm).expand(len(v))
             radii = by_group(factors, self.groups.values("rho", self.state.count), groups)
-            tensors.add_scaled_(weights, radii, v, VectorSpace.of(params).dtype)  # (14)
+            saved.move(radii, v, VectorSpace.of(params).dtype)  # (14)
         torch.clear_autocast_cache()  # it may hold casts of w
 
     def descend(self, wrapper: Optimizer) -> None:

@@ -19,8 +19,9 @@ from looksam.torch.param_groups import ParamGroups, trained
 from looksam.torch.parts import Perturbation
 from looksam.torch.phase import CurrentStep, Perturbed, Phase
 from looksam.torch.replay import Replay
+from looksam.torch.saved_weights import HalfSavedWeights, SavedWeights
 from looksam.torch.scaling import Scaler, forget, overflowed
-from looksam.torch.sharding import Ranks, VectorSpace, local
+from looksam.torch.sharding import Ranks, VectorSpace, are_plain, local
 from looksam.torch.state import Keeps, RuleState
 from looksam.torch.tensors import Tensors
 
@@ -48,13 +49,13 @@ class Passes:
     full_info: bool
     state: RuleState = field(default_factory=RuleState)
     step: CurrentStep = field(default_factory=CurrentStep)
-    leftovers: Leftovers = field(default_factory=Leftovers)
+    leftovers: Leftovers = field(init=False)
     buffers: Buffers = field(init=False)
     warned: set[str] = field(default_factory=set)
     info: StepInfo | None = None  # of the last step
 
     def __post_init__(self) -> None:
-        self.buffers = Buffers(self.model)
+        self.leftovers, self.buffers = Leftovers(weights_too=self.store_dtype is not None), Buffers(self.model)
 
     @property
     def reuses(self) -> bool:
@@ -116,10 +117,11 @@ class Passes:
             directions, factors = self.perturbation.unit(at(shards, chosen), weights, labels, space)
             epsilon = by_group(factors, self.groups.values("rho", self.state.count), at(groups, chosen)), directions
         replay = self.step.start or self._replay()
-        saved = self._saved(params, weights, chosen)
-        self.step.perturb(Perturbed(dict(zip(params, g, strict=True)), weights, saved, replay))
+        is_g = epsilon is not None and all(map(operator.is_, epsilon[1], at(shards, chosen)))
+        saved = self._saved(params, weights, chosen, g=epsilon[1] if epsilon is not None and is_g else None)
+        self.step.perturb(Perturbed(dict(zip(params, g, strict=True)), saved, replay))
         if epsilon is not None:
-            tensors.add_scaled_(weights, *epsilon, space.dtype)
+            saved.move(*epsilon, space.dtype)
         torch.clear_autocast_cache()  # it may hold casts of w
         if self.ranks and self._averages_g:
             self.ranks.average_(shards)
@@ -240,15 +242,32 @@ class Passes:
         """Whether ranks with a perturbation each need the mean of their clean gradients, as g_v and g_⊥ do."""
         return self.ranks is not None and (self.reuses or self.refresh_alpha is not None)
 
-    def _saved(self, params: Tensors, weights: Tensors, chosen: list[int] | None) -> Tensors:
-        """Copies the weights: into the memory of g_v, which a refresh is about to overwrite, if its dtype allows."""
-        if not self.reuses:
-            return tensors.copies(weights)
-        buffers = at(self.state.g_v_buffers(params, self.store_dtype), chosen)
-        if not buffers or any(buffer.dtype != w.dtype for buffer, w in zip(buffers, weights, strict=True)):
-            return tensors.copies(weights)
-        torch._foreach_copy_(buffers, weights)
-        return buffers
+    def _saved(self, params: Tensors, weights: Tensors, chosen: list[int] | None, g: Tensors | None) -> SavedWeights:
+        """Saves the weights, in the memory of g_v, which a refresh is about to overwrite, if its dtype allows.
+
+        ``g`` has the clean gradients if the ε of each tensor is a multiple of them, else it is None.
+        """
+        if not self.reuses or not weights:
+            return SavedWeights(weights, tensors.copies(weights))
+        if self.store_dtype is None or tensors.all_of(self.store_dtype, weights):
+            buffers = at(self.state.g_v_buffers(params, self.store_dtype), chosen)
+            torch._foreach_copy_(buffers, weights)
+            return SavedWeights(weights, buffers)
+        if g is not None and self._can_be_halved(params, weights, g):
+            return HalfSavedWeights(weights, at(self.state.g_v_buffers(params, self.store_dtype), chosen))
+        self.state.drop()
+        return SavedWeights(weights, tensors.copies(weights))
+
+    def _can_be_halved(self, params: Tensors, weights: Tensors, g: Tensors) -> bool:
+        """Whether the weights can be saved in 16 bits each; not if the clean pass itself changes them."""
+        return (
+            self.store_dtype is not None
+            and self.store_dtype.itemsize == 2
+            and are_plain(params)
+            and not self._averages_g  # which changes g
+            and all(x.dtype == torch.float32 and x.is_contiguous() for x in (*weights, *g))
+            and self.leftovers.left_alone(weights)
+        )
 
     def _refresh_alphas(self, params: Tensors) -> list[float] | None:
         """Returns GSAM's α for each parameter; None where all are 0, which is SAM."""

@@ -95,9 +95,11 @@ def _steepest(
 
 def _raise_and_sum_(x: Tensor, q: float) -> Tensor:
     """Sets x to sign(x) |x|^(q-1), and returns the sum of |x|^q; in place, as copies of all tensors would add up."""
-    power = x.abs().pow_(q - 1)
-    total = torch.sum(x.abs() * power)
-    x.sign_().mul_(power)
+    total = torch.zeros((), dtype=x.dtype, device=x.device)
+    for piece in x.view(-1).split(tensors.PIECE) if tensors.on_host(x) and x.is_contiguous() else [x]:
+        power = piece.abs().pow_(q - 1)
+        total += torch.sum(piece.abs().mul_(power))
+        piece.sign_().mul_(power)
     return total
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from looksam.torch.replay import Replay
+from looksam.torch.saved_weights import SavedWeights
 from looksam.torch.scaling import Scaler
-from looksam.torch.tensors import Tensors
 
 
 class Phase(enum.Enum):
@@ -44,18 +44,15 @@ class Perturbed:
     """What is held while the weights are at w + ε."""
 
     g: dict[Tensor, Tensor]  # the clean gradient, by the parameters that have one
-    moved: Tensors  # the shards on this rank of the parameters that are perturbed
-    weights: Tensors  # their values at w, to the bit
+    saved: SavedWeights  # the weights at w, to the bit
     replay: Replay | None  # None if there was no pass before
 
     def restore(self) -> None:
         """Returns the weights to w, and random states and buffers to the end of the clean pass."""
-        if self.moved:
-            torch._foreach_copy_(self.moved, self.weights)
-            self.moved = self.weights = ()  # their memory is free from here on
         if self.replay:
             self.replay.finish()
         torch.clear_autocast_cache()  # it may hold casts of w + ε
+        self.saved.restore()
 
 
 @dataclass

@@ -23,7 +23,7 @@ class SAMk(SharpnessAware):
     """SAM-k: SAM on every k-th step, the plain gradient in between. 1 + 1/k gradients per step.
 
     Args:
-      base, rho, perturb, model, per_rank, full_info: as for ``SharpnessAware``.
+      base, rho, perturb, model, per_rank, clip_norm, full_info: as for ``SharpnessAware``.
       k: number of steps that share one second gradient; steps start, start + k, start + 2k, … take it.
       p: the norm in which the perturbation has length ρ, 1 < p ≤ ∞.
       start, stop: the rule acts on steps start ≤ count < stop. On all others the base optimizer gets g: one gradient,
@@ -67,7 +67,7 @@ class SAM(SAMk):
     """SAM: the gradient at the perturbed parameters, g_s = ∇L(w + ε), on every step. Two gradients per step.
 
     Args:
-      base, rho, p, start, stop, perturb, model, per_rank, full_info: as for ``SAMk``.
+      base, rho, p, start, stop, perturb, model, per_rank, clip_norm, full_info: as for ``SAMk``.
 
     Example:
       >>> import torch
@@ -104,7 +104,7 @@ class LookSAM(SharpnessAware):
     parameter vector.
 
     Args:
-      base, rho, k, p, start, stop, perturb, model, per_rank, full_info: as for ``SAMk``; k = 1 is ``SAM``.
+      base, rho, k, p, start, stop, perturb, model, per_rank, clip_norm, full_info: as for ``SAMk``; k = 1 is ``SAM``.
       alpha: strength α ≥ 0 of the reused part: a number, or a function of the rule's step count. An ``"alpha"`` in a
         param group applies to that group.
       store_dtype: dtype in which g_v is kept, by default each parameter's own; ``torch.bfloat16`` halves its memory.
@@ -150,8 +150,8 @@ class LayerSAM(SharpnessAware):
     """LayerSAM: SAM with the perturbation of each layer scaled by Λ_i = ‖w_i‖/‖g_i‖. Two gradients per step.
 
     Args:
-      base, rho, p, start, stop, perturb, model, per_rank, full_info: as for ``SAMk``. At p = ∞ the layer with the
-        smallest gradient takes most of the budget.
+      base, rho, p, start, stop, perturb, model, per_rank, clip_norm, full_info: as for ``SAMk``. At p = ∞ the layer with
+        the smallest gradient takes most of the budget.
       scaling: with u = Λ sign(g)|g|^(q−1), ``"normalized"`` is ε = ρ u/‖u‖_p, ``"literal"`` the paper's printed
         ε = ρ u/(‖g‖_q^q)^(1/p), which depends on the scale of the loss, and ``"adaptive"`` the maximiser of ⟨g, ε⟩
         where the size of each ε_i is measured in units of ‖w_i‖.
@@ -196,7 +196,7 @@ class LookLayerSAM(SharpnessAware):
     """Look-LayerSAM-k: LookSAM-k with LayerSAM's perturbation. 1 + 1/k gradients per step.
 
     Args:
-      base, rho, p, scaling, layers, start, stop, perturb, model, per_rank, full_info: as for ``LayerSAM``.
+      base, rho, p, scaling, layers, start, stop, perturb, model, per_rank, clip_norm, full_info: as for ``LayerSAM``.
       alpha, k, store_dtype: as for ``LookSAM``.
 
     Example:

@@ -18,7 +18,7 @@ class ASAM(SharpnessAware):
     takes a larger ρ than SAM: the paper uses ten times that of SAM.
 
     Args:
-      base, rho, p, start, stop, perturb, model, per_rank, full_info: as for ``SAM``.
+      base, rho, p, start, stop, perturb, model, per_rank, clip_norm, full_info: as for ``SAM``.
       eta: η ≥ 0, which lets weights that are 0 move.
       scale: a function from a parameter's name to whether it is scaled; T = 1 where it is False. By default all are;
         the paper's code leaves out biases: ``scale=lambda name: name.endswith("weight")``.
@@ -67,7 +67,7 @@ class GSAM(SharpnessAware):
     is.
 
     Args:
-      base, rho, p, start, stop, perturb, model, per_rank, full_info: as for ``SAM``.
+      base, rho, p, start, stop, perturb, model, per_rank, clip_norm, full_info: as for ``SAM``.
       alpha: strength α ≥ 0: a number, or a function of the rule's step count; 0 is SAM. An ``"alpha"`` in a param group
         applies to that group.
 
@@ -113,13 +113,13 @@ class MSAM(SharpnessAware):
     around the forward and backward pass of every step.
 
     Args:
-      base, rho, start, stop, perturb, model, full_info: as for ``SAM``; v sums the gradients of the steps on which the
-        rule acts. ``per_rank`` is not possible: it needs the clean gradient.
+      base, rho, start, stop, perturb, model, clip_norm, full_info: as for ``SAM``; v sums the gradients of the steps
+        on which the rule acts. ``per_rank`` is not possible: it needs the clean gradient.
       momentum: μ, 0 ≤ μ < 1.
       store_dtype: dtype in which v is kept, by default each parameter's own; ``torch.bfloat16`` halves its memory.
       use_base_momentum: take the momentum buffer of the base optimizer for v, which saves a copy of the parameters. It
         must be ``torch.optim.SGD`` with the same momentum, and without dampening and weight decay, which would enter
-        the buffer; Nesterov momentum is fine. If a hook clips gradients, this v is of the clipped ones.
+        the buffer; Nesterov momentum is fine. With ``clip_norm``, this v is of the clipped gradients.
 
     Example:
       >>> import torch

@@ -89,7 +89,7 @@ class Reference:
         for noise in noises:
             total += CURVATURE * (noise + 0.5) * (w - CENTRE) + w**3 / 2 + self.mean
             self.mean = 0.9 * self.mean + 0.1 * noise * w
-        return total / len(noises)
+        return total / max(len(noises), 1)
 
     @property
     def refreshes(self):
@@ -235,7 +235,7 @@ class Fuzz:
     def step(self):
         plan = self.plan()
         w, trained = self.reference.w.copy(), [i for i, p in enumerate(self.model.weights) if p.requires_grad]
-        noises, after = self.draws(plan["micro_batches"])
+        noises, after = self.draws(0 if plan["fails"] == 0 and plan["fails_early"] else plan["micro_batches"])
         error = self.expect(plan, noises, trained)
         python = random.getstate()
         with ERRORS[error]():
@@ -258,6 +258,7 @@ class Fuzz:
             "spoils": (one_of(SPOILS, 0.15), one_of(SPOILS, 0.15)),
             "missing": (all_missing(), all_missing()),
             "fails": one_of((0, 1), 0.1),
+            "fails_early": self.random.random() < 0.5,  # before anything is drawn
         }
 
     def draws(self, micro_batches):
@@ -274,6 +275,8 @@ class Fuzz:
         def one_pass():
             number = next(passes)
             self.places.append(flat(self.model.weights))
+            if plan["fails"] == number and plan["fails_early"]:
+                raise PassError
             for _ in range(plan["micro_batches"]):
                 (self.model() / plan["micro_batches"]).backward()
             if plan["fails"] == number:

@@ -66,6 +66,8 @@ def momentum(**choices):
         (lambda: LookSAM(base(), 0.1, store_dtype=torch.int8), TypeError, r"store_dtype=torch.int8"),
         (lambda: LookSAM(base(), 0.1, store_dtype="bfloat16"), TypeError, r"store_dtype=bfloat16"),
         (lambda: SAM(base(), 0.1, model=dict), TypeError, r"model is a type; pass the torch.nn.Module"),
+        (lambda: SAM(base(), 0.1, clip_norm=0.0), ValueError, r"clip_norm=0.0 is out of range; pass clip_norm > 0"),
+        (lambda: SAM(base(), 0.1, clip_norm="1"), TypeError, r"clip_norm='1' is not a number"),
         (lambda: SAM(base(), 0.1, per_rank=True), TypeError, r"model= to be a DistributedDataParallel"),
         (lambda: SAM(torch.optim.SGD, 0.1), TypeError, r"base=SGD is a class; pass an instance"),
         (lambda: SAM([torch.ones(2)], 0.1), TypeError, r"base is a list; pass a torch.optim.Optimizer"),

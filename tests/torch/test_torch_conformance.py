@@ -306,8 +306,8 @@ def test_the_saved_weights_live_in_the_old_g_v():
     ours.loss().backward()
     opt.ascend()
     held = opt._passes.step.perturbed
-    assert {x.data_ptr() for x in held.weights if x.numel()} == old
-    np.testing.assert_array_equal(np.concatenate([x.numpy().ravel() for x in held.weights]), before)
+    assert {x.data_ptr() for x in held.saved.copies if x.numel()} == old
+    np.testing.assert_array_equal(np.concatenate([x.numpy().ravel() for x in held.saved.copies]), before)
     opt.restore()
 
 

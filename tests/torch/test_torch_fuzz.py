@@ -5,9 +5,12 @@ from torch_fuzz import Fuzz
 from torch_problems import RULES
 
 
-@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("name", RULES)
-def test_random_loops(name, seed):
-    fuzz = Fuzz(name, seed)
-    fuzz.run(50)
-    assert fuzz.errors > 0  # and what failed was taken back
+def test_random_loops(name):
+    """In all, 2,400 steps."""
+    errors = 0
+    for seed in range(6):
+        fuzz = Fuzz(name, seed)
+        fuzz.run(50)
+        errors += fuzz.errors
+    assert errors > 10  # steps that failed, and were taken back

@@ -269,3 +269,4 @@ def test_evaluation_is_refused_at_perturbed_weights_and_modes_are_ignored_by_oth
         opt.train()
         with pytest.raises(RuntimeError, match=r"opt.eval\(\) while the weights are at w"):
             opt.eval()
+        (params[0] ** 2).sum().backward()

@@ -93,8 +93,7 @@ def test_plain_loop():
 
 def test_clipping():
     net = Net()
-    opt = optimizer(net)
-    run(recipe("Clipping")[0], net, opt=opt)
+    opt = run(recipe("Clipping")[0], net)["opt"]
     norms = []
     opt.base.register_step_pre_hook(lambda *_: norms.append(np.linalg.norm(flat([p.grad for p in net.parameters()]))))
     loop = recipe("A plain loop")[0].split("\nfor ")[1].replace("scheduler.step()", "")
