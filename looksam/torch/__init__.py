@@ -39,6 +39,7 @@ from looksam.schedule import every
 from looksam.torch.formulas import StepInfo
 from looksam.torch.optimizer import SharpnessAware
 from looksam.torch.parts import (
+    Perturbation,
     elementwise_perturbation,
     global_perturbation,
     gsam_gradient,
@@ -58,6 +59,7 @@ __all__ = [  # noqa: RUF022 (plainly sorted)
     "LookLayerSAM",
     "LookSAM",
     "MSAM",
+    "Perturbation",
     "SAM",
     "SAMk",
     "SharpnessAware",
