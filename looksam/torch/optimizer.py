@@ -18,7 +18,7 @@ from looksam.torch.formulas import StepInfo
 from looksam.torch.momentum import MomentumPasses
 from looksam.torch.param_groups import ByName, ScalarOrSchedule, check_base
 from looksam.torch.parts import BetweenGradient, MomentumPerturbation, Perturbation, RefreshGradient
-from looksam.torch.passes import Passes
+from looksam.torch.passes import Passes, SecondPass
 from looksam.torch.phase import Phase
 from looksam.torch.scaling import Scaler, check_not_unscaled, check_same, enabled, handed_over
 from looksam.torch.state import checked
@@ -243,7 +243,7 @@ class SharpnessAware(Optimizer):
         return loss
 
     @torch.no_grad()
-    def ascend(self, *, scaler: Scaler | None = None) -> "SecondPass":
+    def ascend(self, *, scaler: Scaler | None = None) -> SecondPass:
         """In a loop without a closure, between the passes: collects the gradients and moves the weights to w + ε.
 
         ``with opt.ascend():`` around the second pass puts the weights back when it ends, also by an exception. Without
@@ -254,7 +254,7 @@ class SharpnessAware(Optimizer):
         passes.step.check_ascent()
         if not (passes.refreshes or passes.perturbs_first):
             if isinstance(passes, MomentumPasses):
-                return SecondPass(self)
+                return SecondPass(passes, self)
             raise RuntimeError(
                 "opt.ascend() on a step that takes no second gradient; check opt.needs_second_pass first."
             )
@@ -267,7 +267,7 @@ class SharpnessAware(Optimizer):
         except BaseException:
             passes.restore(self)
             raise
-        return SecondPass(self)
+        return SecondPass(passes, self)
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -312,7 +312,7 @@ class SharpnessAware(Optimizer):
         if passes.step.phase in phase.AFTER_ASCENT:
             check_same(passes.step.scaler, scaler)
         if passes.step.phase is Phase.PERTURBED:
-            self._descend()
+            passes.end_second_pass(self)
         elif passes.step.phase in phase.BEFORE_ASCENT and passes.groups.have_gradients:
             if passes.perturbs_first:
                 raise RuntimeError(
@@ -326,14 +326,6 @@ class SharpnessAware(Optimizer):
                 )
             check_not_unscaled(scaler, self)
             passes.reuse(scaler)
-
-    def _descend(self) -> None:
-        """Ends the second pass, and discards it if it cannot be used."""
-        try:
-            self._passes.descend(self)
-        except BaseException:
-            self._passes.restore(self)
-            raise
 
     # Saving.
 
@@ -363,21 +355,3 @@ class SharpnessAware(Optimizer):
         passes.step.begin(None)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
-
-
-class SecondPass:
-    """The context that ``opt.ascend()`` returns: the weights are put back at its end."""
-
-    def __init__(self, optimizer: SharpnessAware) -> None:
-        self._optimizer = optimizer
-
-    def __enter__(self) -> None:
-        pass
-
-    @torch.no_grad()
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        passes = self._optimizer._passes
-        if kind is not None:
-            passes.restore(self._optimizer)
-        elif passes.step.phase is Phase.PERTURBED:
-            self._optimizer._descend()

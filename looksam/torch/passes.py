@@ -17,7 +17,7 @@ from looksam.torch.formulas import StepInfo
 from looksam.torch.guards import Leftovers
 from looksam.torch.param_groups import ParamGroups
 from looksam.torch.parts import Perturbation
-from looksam.torch.phase import CurrentStep, Perturbed
+from looksam.torch.phase import CurrentStep, Perturbed, Phase
 from looksam.torch.replay import Replay
 from looksam.torch.saved_weights import HalfSavedWeights, SavedWeights
 from looksam.torch.scaling import Scaler, forget, overflowed
@@ -167,6 +167,14 @@ class Passes:
         alphas = [alpha[i] for i in groups]
         self.info = formulas.reuse(g, g_v, alphas, state.norm, space, full_info=self.full_info)
 
+    def end_second_pass(self, wrapper: Optimizer) -> None:
+        """Calls ``descend``, and discards the second pass if it cannot be used."""
+        try:
+            self.descend(wrapper)
+        except BaseException:
+            self.restore(wrapper)
+            raise
+
     def clip(self, known: bool) -> None:
         """Scales the gradient for the base optimizer down to ``clip_norm``, as torch.nn.utils.clip_grad_norm_ does.
 
@@ -276,6 +284,23 @@ class Passes:
         self.groups.check_dense(params, grads)
         g = [held.g[p] if p in held.g else torch.zeros_like(p) for p in params]
         return params, local(g), local(grads)
+
+
+class SecondPass:
+    """The context that ``opt.ascend()`` returns: the weights are put back at its end."""
+
+    def __init__(self, passes: Passes, wrapper: Optimizer) -> None:
+        self._passes, self._wrapper = passes, wrapper
+
+    def __enter__(self) -> None:
+        pass
+
+    @torch.no_grad()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._passes.restore(self._wrapper)
+        elif self._passes.step.phase is Phase.PERTURBED:
+            self._passes.end_second_pass(self._wrapper)
 
 
 def at(xs: Sequence[Entry], positions: list[int] | None) -> list[Entry]:

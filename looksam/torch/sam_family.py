@@ -150,8 +150,8 @@ class LayerSAM(SharpnessAware):
     """LayerSAM: SAM with the perturbation of each layer scaled by Λ_i = ‖w_i‖/‖g_i‖. Two gradients per step.
 
     Args:
-      base, rho, p, start, stop, perturb, model, per_rank, clip_norm, full_info: as for ``SAMk``. At p = ∞ the layer with
-        the smallest gradient takes most of the budget.
+      base, rho, p, start, stop, perturb, model, per_rank, clip_norm, full_info: as for ``SAMk``. At p = ∞ the layer
+        with the smallest gradient takes most of the budget.
       scaling: with u = Λ sign(g)|g|^(q−1), ``"normalized"`` is ε = ρ u/‖u‖_p, ``"literal"`` the paper's printed
         ε = ρ u/(‖g‖_q^q)^(1/p), which depends on the scale of the loss, and ``"adaptive"`` the maximiser of ⟨g, ε⟩
         where the size of each ε_i is measured in units of ‖w_i‖.
