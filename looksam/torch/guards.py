@@ -2,6 +2,7 @@
 
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,6 +42,9 @@ BASE = Absent("there is no base_optimizer: the wrapped optimizer is opt.base. do
 SETTINGS = Absent("rho and alpha are settings of the param groups; use opt.param_groups[0]['rho'], and so on.")
 
 
+NONE = (lambda: None), 0  # of a parameter without a gradient
+
+
 class Leftovers:
     """Which gradients were there when a step ended, and their versions, which every change in place counts up.
 
@@ -48,7 +52,7 @@ class Leftovers:
     """
 
     def __init__(self, weights_too: bool = False) -> None:
-        self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._known: list[tuple[Callable[[], Tensor | None], int]] = []  # in the order of the parameters
         self._weights_too, self._weights = weights_too, dict[int, int]()
 
     def __reduce__(self) -> tuple[type["Leftovers"], tuple[bool]]:
@@ -59,12 +63,20 @@ class Leftovers:
         if self._weights_too:
             self._weights = {id(p): p._version for p in groups.params}
         grads = [p.grad for p in groups.params]
-        self._known = {id(x): (weakref.ref(x), x._version) for x in grads if x is not None}
+        self._known = [NONE if x is None else (weakref.ref(x), x._version) for x in grads]
 
     def check(self, groups: ParamGroups) -> None:
         """Raises if there are others: a closure that is called now would clear them."""
-        new = [p for p in groups.params if p.grad is not None and not self._is_known(p.grad)]
-        new = [p for p in new if _is_nonzero(p.grad)]  # only if something changed: this waits for the device
+        params, known = groups.params, self._known
+        if len(params) == len(known):  # the usual case, on every step
+            params = [
+                p
+                for p, (ref, version) in zip(params, known, strict=True)
+                if (x := p.grad) is not None and (ref() is not x or x._version != version)
+            ]
+        versions = {id(ref()): version for ref, version in known} if params else {}
+        new = [p for p in params if p.grad is not None and versions.get(id(p.grad)) != p.grad._version]
+        new = [p for p in new if _is_nonzero(p.grad)]  # this waits for the device
         if new:
             raise RuntimeError(
                 f"{len(new)} parameters, the first of which is {groups.described(new[0])}, have gradients of a "
@@ -77,10 +89,6 @@ class Leftovers:
     def left_alone(self, weights: Tensors) -> bool:
         """Whether nothing has changed the weights since, as far as PyTorch counts it."""
         return all(self._weights.get(id(p)) == p._version for p in weights)
-
-    def _is_known(self, grad: Tensor) -> bool:
-        known = self._known.get(id(grad))
-        return known is not None and known[0]() is grad and known[1] == grad._version
 
 
 def _is_nonzero(grad: Tensor | None) -> bool:

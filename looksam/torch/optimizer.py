@@ -18,8 +18,8 @@ from looksam.torch.formulas import StepInfo
 from looksam.torch.momentum import MomentumPasses
 from looksam.torch.param_groups import ByName, ScalarOrSchedule, check_base
 from looksam.torch.parts import BetweenGradient, MomentumPerturbation, Perturbation, RefreshGradient
-from looksam.torch.passes import Passes
-from looksam.torch.phase import Phase, SecondPass
+from looksam.torch.passes import Passes, SecondPass
+from looksam.torch.phase import Phase
 from looksam.torch.scaling import Scaler, check_not_unscaled, check_same, enabled, handed_over
 from looksam.torch.state import loaded, without_rule
 
@@ -272,7 +272,7 @@ class SharpnessAware(Optimizer):
         passes.step.check_ascent()
         if not (passes.refreshes or passes.perturbs_first):
             if isinstance(passes, MomentumPasses):
-                return SecondPass(passes.step, self._descend, self.restore)
+                return SecondPass(passes, self)
             raise RuntimeError(
                 "opt.ascend() on a step that takes no second gradient; check opt.needs_second_pass first."
             )
@@ -285,7 +285,7 @@ class SharpnessAware(Optimizer):
         except BaseException:
             passes.restore(self)
             raise
-        return SecondPass(passes.step, self._descend, self.restore)
+        return SecondPass(passes, self)
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -331,7 +331,7 @@ class SharpnessAware(Optimizer):
         if passes.step.phase in phase.AFTER_ASCENT:
             check_same(passes.step.scaler, scaler)
         if passes.step.phase is Phase.PERTURBED:
-            self._descend()
+            passes.end_second_pass(self)
         elif passes.step.phase in phase.BEFORE_ASCENT and passes.groups.have_gradients:
             if passes.perturbs_first:
                 raise RuntimeError(
@@ -345,14 +345,6 @@ class SharpnessAware(Optimizer):
                 )
             check_not_unscaled(scaler, self)
             passes.reuse(scaler)
-
-    def _descend(self) -> None:
-        """Ends the second pass, and discards it if it cannot be used."""
-        try:
-            self._passes.descend(self)
-        except BaseException:
-            self._passes.restore(self)
-            raise
 
     # Saving.
 

@@ -173,6 +173,14 @@ class Passes:
                 return
         self.info = formulas.plain(g, space, full_info=self.full_info)
 
+    def end_second_pass(self, wrapper: Optimizer) -> None:
+        """Calls ``descend``, and discards the second pass if it cannot be used."""
+        try:
+            self.descend(wrapper)
+        except BaseException:
+            self.restore(wrapper)
+            raise
+
     def clip(self, known: bool) -> None:
         """Scales the gradient for the base optimizer down to ``clip_norm``, as torch.nn.utils.clip_grad_norm_ does.
 
@@ -287,6 +295,23 @@ class Passes:
         self.groups.check_dense(params, grads)
         g = [held.g[p] if p in held.g else torch.zeros_like(p) for p in params]
         return params, local(g), local(grads)
+
+
+class SecondPass:
+    """The context that ``opt.ascend()`` returns: the weights are put back at its end."""
+
+    def __init__(self, passes: Passes, wrapper: Optimizer) -> None:
+        self._passes, self._wrapper = passes, wrapper
+
+    def __enter__(self) -> None:
+        pass
+
+    @torch.no_grad()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._passes.restore(self._wrapper)
+        elif self._passes.step.phase is Phase.PERTURBED:
+            self._passes.end_second_pass(self._wrapper)
 
 
 def at(xs: Sequence[Entry], positions: list[int] | None) -> list[Entry]:

@@ -1,7 +1,6 @@
 """Where the current step is: the state machine of the two passes, with one phase, and one method per transition."""
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -139,20 +138,3 @@ class CurrentStep:
         """Raises if the weights are not at w."""
         if self.phase is Phase.PERTURBED:
             raise RuntimeError(f"{call} while the weights are at w + ε; call opt.step() or opt.restore() first.")
-
-
-class SecondPass:
-    """The context that ``opt.ascend()`` returns: the weights are put back at its end."""
-
-    def __init__(self, step: CurrentStep, descend: Callable[[], None], restore: Callable[[], None]) -> None:
-        self._step, self._descend, self._restore = step, descend, restore
-
-    def __enter__(self) -> None:
-        pass
-
-    @torch.no_grad()
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self._restore()
-        elif self._step.phase is Phase.PERTURBED:
-            self._descend()
