@@ -273,6 +273,7 @@ class Passes:
             and self.store_dtype.itemsize == 2
             and are_plain(params)
             and not self._averages_g  # which changes g
+            and all(x.device.type == "cpu" for x in weights)  # it reads numbers piece by piece
             and all(x.dtype == torch.float32 and x.is_contiguous() for x in (*weights, *g))
             and self.leftovers.left_alone(weights)
         )
