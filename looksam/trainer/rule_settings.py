@@ -37,10 +37,9 @@ def window(recipe: Recipe, total_steps: int) -> Window:
         return Window(0, None)
     start = _step(recipe.start, total_steps)
     stop = None if recipe.stop is None else _step(recipe.stop, total_steps)
-    steps = min(total_steps, recipe.steps or total_steps)
-    if start >= steps:
+    if start >= total_steps:  # of the whole run: one that --steps ends early may be resumed
         raise ValueError(
-            f"start={recipe.start} is step {start} of a run of {steps} steps, so that the rule would never act; "
+            f"start={recipe.start} is step {start} of a run of {total_steps} steps, so that the rule would never act; "
             "pass an earlier start, or train longer."
         )
     if stop is not None and stop <= start:
