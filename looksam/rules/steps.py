@@ -81,9 +81,9 @@ def refresh_step(g: Vector, g_s: Vector, weights: RefreshWeights, state: State, 
         combined = pytree.cast_like(_combined(a, g_s, b, g, dtype), g_s)
         g_s = pytree.where(b == 0, g_s, combined)  # to the bit where g has no weight
         returned_squared, along = _combined_products(a, b, part.g_s_squared, part.along, g_squared)
-        usable = usable & jnp.isfinite(returned_squared)
+        usable = usable & jnp.isfinite(jnp.sqrt(returned_squared))  # see ``_orthogonal_part``
         if pytree.is_narrower(g_s, dtype):  # rounding to a narrow dtype may overflow
-            usable = usable & jnp.isfinite(pytree.squared_norm(g_s, dtype))
+            usable = usable & jnp.isfinite(jnp.sqrt(pytree.squared_norm(g_s, dtype)))
     returned = pytree.where(usable, pytree.cast_like(g_s, g), g)  # (10)
     info = _info(g_squared, returned_squared, along, part.norm, refreshed=True, fell_back=~usable)
     if not isinstance(state, LookSAMState):
@@ -211,7 +211,8 @@ def refresh_or_reuse_step(
         if weights is not None:  # of g_s and g; in terms of g and g_v
             b, of_g = _refresh_weights(weights, g_squared, part, state.count)
             a = jnp.where(of_g == 0, b * part.c, b * part.c + of_g)
-            usable = usable & jnp.isfinite(_combined_products(b, of_g, part.g_s_squared, part.along, g_squared)[0])
+            squared, _ = _combined_products(b, of_g, part.g_s_squared, part.along, g_squared)
+            usable = usable & jnp.isfinite(jnp.sqrt(squared))
         return ~due, part.g_v, part.norm, a, b, usable
 
     one = jnp.ones((), dtype)
