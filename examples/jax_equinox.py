@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import optax
 import sklearn.datasets
+from sklearn.model_selection import train_test_split
 
 import looksam
 
@@ -20,7 +21,7 @@ def loss_fn(model, x, y):
 
 def main() -> float:
     images, labels = sklearn.datasets.load_digits(return_X_y=True)
-    images = (images / 16).astype("float32")
+    x, x_test, y, y_test = train_test_split((images / 16).astype("float32"), labels, random_state=0)
 
     model = eqx.nn.MLP(64, 10, width_size=128, depth=1, key=jax.random.key(0))
     params, static = eqx.partition(model, eqx.is_inexact_array)  # a rule takes arrays; the rest is put back below
@@ -38,14 +39,12 @@ def main() -> float:
 
     random = np.random.default_rng(0)
     for epoch in range(EPOCHS):
-        for rows in np.split(random.permutation(1400)[: 21 * BATCH], 21):
-            params, rule_state, opt_state, loss, info = train_step(
-                params, rule_state, opt_state, images[rows], labels[rows]
-            )
+        for rows in np.split(random.permutation(len(x))[: 21 * BATCH], 21):
+            params, rule_state, opt_state, loss, info = train_step(params, rule_state, opt_state, x[rows], y[rows])
         print(f"epoch {epoch}: loss {loss:.4f}, |g| {info.grad_norm:.3f}")
 
     model = eqx.combine(params, static)
-    accuracy = float(np.mean(np.argmax(jax.vmap(model)(images[1400:]), -1) == labels[1400:]))
+    accuracy = float(np.mean(np.argmax(jax.vmap(model)(x_test), -1) == y_test))
     print(f"test accuracy {accuracy:.3f}")
     return accuracy
 

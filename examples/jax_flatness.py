@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import optax
 import sklearn.datasets
+from sklearn.model_selection import train_test_split
 
 import looksam
 from looksam import analysis
@@ -43,15 +44,15 @@ def train(rho, images, labels):
 
 
 def main() -> float:
-    x, y = sklearn.datasets.load_digits(return_X_y=True)
-    x, y = jnp.asarray(x / 16, jnp.float32), jnp.asarray(y, jnp.int32)
-    loss = lambda params: loss_fn(params, x[:1400], y[:1400])
-    distances, accuracies = jnp.linspace(-1, 1, 41), []
+    images, labels = sklearn.datasets.load_digits(return_X_y=True)
+    x, x_test, y, y_test = map(jnp.asarray, train_test_split((images / 16).astype("float32"), labels, random_state=0))
+    loss = lambda params: loss_fn(params, x, y)
+    distances, accuracies = jnp.linspace(-1, 1, 21), []
     for name, rho in (("SGD", 0.0), ("SAM, ρ = 0.1", 0.1)):
-        params = train(rho, x[:1400], y[:1400])
+        params = train(rho, x, y)
         sharpness = analysis.one_step_sharpness(loss, params, RADIUS)
-        curvature = analysis.top_eigenvalues(loss, params, count=1, steps=15, key=jax.random.key(1)).values[0]
-        accuracies.append(float(jnp.mean(jnp.argmax(logits(params, x[1400:]), -1) == y[1400:])))
+        curvature = analysis.top_eigenvalues(loss, params, count=1, steps=10, key=jax.random.key(1)).values[0]
+        accuracies.append(float(jnp.mean(jnp.argmax(logits(params, x_test), -1) == y_test)))
         print(f"{name}: sharpness {sharpness:.5f}, top eigenvalue {curvature:.2f}, accuracy {accuracies[-1]:.3f}")
         line = analysis.landscape_line(loss, params, analysis.random_direction(jax.random.key(2), params), distances)
         plt.plot(distances, line, label=f"{name}: sharpness {sharpness:.5f}")

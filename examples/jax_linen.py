@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import sklearn.datasets
 from flax.training.train_state import TrainState
+from sklearn.model_selection import train_test_split
 
 import looksam
 
@@ -39,9 +40,9 @@ def loss_fn(params, batch_stats, key, x, y):
 
 def main() -> float:
     images, labels = sklearn.datasets.load_digits(return_X_y=True)
-    images = (images / 16).astype("float32")
+    x, x_test, y, y_test = train_test_split((images / 16).astype("float32"), labels, random_state=0)
     rule, net = looksam.look_sam(rho=0.1, alpha=0.5, k=5), Net(train=False)
-    variables = net.init(jax.random.key(0), images[:1])
+    variables = net.init(jax.random.key(0), x[:1])
     state = State.create(
         apply_fn=net.apply,
         params=variables["params"],
@@ -59,11 +60,11 @@ def main() -> float:
 
     random = np.random.default_rng(0)
     for epoch in range(EPOCHS):
-        for rows in np.split(random.permutation(1400)[: 21 * BATCH], 21):
-            state, loss = train_step(state, images[rows], labels[rows])
+        for rows in np.split(random.permutation(len(x))[: 21 * BATCH], 21):
+            state, loss = train_step(state, x[rows], y[rows])
         print(f"epoch {epoch}: loss {loss:.4f}")
-    logits = state.apply_fn({"params": state.params, "batch_stats": state.batch_stats}, images[1400:])
-    accuracy = float(np.mean(np.argmax(logits, -1) == labels[1400:]))
+    logits = state.apply_fn({"params": state.params, "batch_stats": state.batch_stats}, x_test)
+    accuracy = float(np.mean(np.argmax(logits, -1) == y_test))
     print(f"test accuracy {accuracy:.3f}")
     return accuracy
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import sklearn.datasets
+from sklearn.model_selection import train_test_split
 
 import looksam
 
@@ -36,8 +37,8 @@ def loss_fn(params, x, y):
 
 def main() -> float:
     images, labels = sklearn.datasets.load_digits(return_X_y=True)
-    images = (images / 16).astype("float32")
-    steps = EPOCHS * (1400 // BATCH)
+    x, x_test, y, y_test = train_test_split((images / 16).astype("float32"), labels, random_state=0)
+    steps = EPOCHS * (len(x) // BATCH)
 
     rule = looksam.look_sam(rho=0.1, alpha=0.5, k=5)
     tx = optax.adamw(optax.cosine_decay_schedule(3e-3, steps))
@@ -53,15 +54,15 @@ def main() -> float:
 
     random = np.random.default_rng(0)
     for i in range(steps):
-        rows = random.choice(1400, BATCH, replace=False)
-        batch = images[rows], labels[rows]
+        rows = random.choice(len(x), BATCH, replace=False)
+        batch = x[rows], y[rows]
         params, rule_state, opt_state, loss, info = step(
             params, rule_state, opt_state, *batch, refresh=rule.refreshes(i)
         )
         if i % 100 == 0:
             print(f"step {i}: loss {loss:.4f}, |g| {info.grad_norm:.3f}")
 
-    accuracy = float(np.mean(np.argmax(logits(params, images[1400:]), -1) == labels[1400:]))
+    accuracy = float(np.mean(np.argmax(logits(params, x_test), -1) == y_test))
     print(f"test accuracy {accuracy:.3f}")
     return accuracy
 

@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import sklearn.datasets
 from flax import nnx
+from sklearn.model_selection import train_test_split
 
 import looksam
 
@@ -37,7 +38,7 @@ def train_step(model, optimizer, rule, x, y):
 
 def main() -> float:
     images, labels = sklearn.datasets.load_digits(return_X_y=True)
-    images = (images / 16).astype("float32")
+    x, x_test, y, y_test = train_test_split((images / 16).astype("float32"), labels, random_state=0)
 
     model = Net(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adamw(3e-3), wrt=nnx.Param)
@@ -45,14 +46,12 @@ def main() -> float:
 
     random = np.random.default_rng(0)
     for epoch in range(EPOCHS):
-        order = random.permutation(1400)
-        for start in range(0, 1400 - BATCH, BATCH):
-            rows = order[start : start + BATCH]
-            loss = train_step(model, optimizer, rule, images[rows], labels[rows])
+        for rows in np.split(random.permutation(len(x))[: 21 * BATCH], 21):
+            loss = train_step(model, optimizer, rule, x[rows], y[rows])
         print(f"epoch {epoch}: loss {loss:.4f}, |g| {rule.info.grad_norm:.3f}, fell back: {rule.info.fell_back}")
 
     model.eval()
-    accuracy = float(np.mean(np.argmax(model(images[1400:]), -1) == labels[1400:]))
+    accuracy = float(np.mean(np.argmax(model(x_test), -1) == y_test))
     print(f"test accuracy {accuracy:.3f}")
     return accuracy
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import optax
 import sklearn.datasets
+from sklearn.model_selection import train_test_split
 
 import looksam
 
@@ -24,9 +25,9 @@ def make_optimizer(steps: int) -> optax.GradientTransformation:
 
 def main() -> float:
     images, labels = sklearn.datasets.load_digits(return_X_y=True)
-    images = (images / 16).astype("float32")
+    x, x_test, y, y_test = train_test_split((images / 16).astype("float32"), labels, random_state=0)
     net = nn.Sequential([nn.Dense(128), nn.relu, nn.Dense(10)])
-    params = net.init(jax.random.key(0), images[:1])["params"]
+    params = net.init(jax.random.key(0), x[:1])["params"]
     state = looksam.TrainState.create(apply_fn=net.apply, params=params, tx=make_optimizer(EPOCHS * 21))
 
     @jax.jit
@@ -40,13 +41,13 @@ def main() -> float:
 
     random, fallbacks = np.random.default_rng(0), 0
     for epoch in range(EPOCHS):
-        for rows in np.split(random.permutation(1400)[: 21 * BATCH], 21):
-            state, loss = train_step(state, images[rows], labels[rows])
+        for rows in np.split(random.permutation(len(x))[: 21 * BATCH], 21):
+            state, loss = train_step(state, x[rows], y[rows])
             fallbacks += int(state.opt_state.info.fell_back)
         print(f"epoch {epoch}: loss {loss:.4f}, steps that fell back to the plain gradient: {fallbacks}")
 
-    logits = state.apply_fn({"params": state.params}, images[1400:])
-    accuracy = float(np.mean(np.argmax(logits, -1) == labels[1400:]))
+    logits = state.apply_fn({"params": state.params}, x_test)
+    accuracy = float(np.mean(np.argmax(logits, -1) == y_test))
     print(f"test accuracy {accuracy:.3f}")
     return accuracy
 

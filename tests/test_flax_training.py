@@ -19,11 +19,16 @@ class Net(nnx.Module):
     def __init__(self, rngs):
         options = {"param_dtype": jnp.float64, "rngs": rngs}
         self.first, self.last = nnx.Linear(4, 8, **options), nnx.Linear(8, 2, **options)
-        self.norm, self.dropout = nnx.BatchNorm(8, **options), nnx.Dropout(0.3, rngs=rngs)
+        self.mean, self.dropout = nnx.BatchStat(jnp.zeros(8)), nnx.Dropout(0.3, rngs=rngs)
 
     def __call__(self, x):
-        hidden = self.norm(self.first(x))
-        self.sow(nnx.Intermediate, "hidden", jnp.mean(hidden**2))
+        hidden = self.first(x)
+        mean = jnp.mean(hidden, axis=0)
+        self.mean[...] = 0.9 * self.mean[...] + 0.1 * mean  # as in BatchNorm, whose statistics are float32 alone
+        hidden = hidden - mean
+        if not hasattr(self, "seen"):  # a variable that the first pass creates
+            self.seen = nnx.Intermediate(jnp.zeros(()))
+        self.seen[...] = jnp.mean(hidden**2)
         return self.last(self.dropout(jnp.tanh(hidden)))
 
 
@@ -104,6 +109,9 @@ def test_wrong_ways_name_the_right_one():
 
     with pytest.raises(ValueError, match="changed params in place.*looksam.NNXRule"):
         rule.gradient(in_place, params, rule.init(params), X, Y)
+    optimizer = nnx.Optimizer(model, looksam.as_optimizer(rule, optax.sgd(0.1)), wrt=nnx.Param)
+    with pytest.raises(ValueError, match="grad_fn is None.*looksam.NNXRule"):
+        optimizer.update(model, params)
     with pytest.raises(ValueError, match="sam\\(rho=0.2, groups=2\\) has groups"):
         looksam.NNXRule(looksam.sam(0.2, groups=2), model)
     with pytest.raises(ValueError, match="Net has no variables of wrt"):

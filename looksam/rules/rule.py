@@ -36,7 +36,8 @@ class FactoryCall(NamedTuple):
     arguments: dict[str, Any]
 
     def __str__(self) -> str:
-        return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
+        shown = {name: getattr(value, "__qualname__", repr(value)) for name, value in self.arguments.items()}
+        return f"{self.name}({', '.join(f'{name}={value}' for name, value in shown.items())})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

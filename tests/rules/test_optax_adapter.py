@@ -191,6 +191,7 @@ def one_step(tx, params):
     jax.jit(lambda g, state: tx.update(g, state, params, grad_fn=lambda w, _: w))(params, state)
 
 
+@pytest.mark.usefixtures("in_float64")
 def test_micro_batches_inside_are_steps_of_their_own():
     """MultiSteps as the base optimizer: the mean of what the rule returns for each micro-batch."""
     rule = looksam.sam(0.1)

@@ -8,12 +8,9 @@ import jax.numpy as jnp
 import optax
 import pytest
 from problems import RULES, build, make_problem
-from test_conformance import trees_equal
 
 import looksam
 from looksam import rules
-
-every_rule = pytest.mark.parametrize("name", RULES)
 
 
 def is_matrix(path):
@@ -30,13 +27,13 @@ def decayed(count):
         (looksam.look_sam(0.1), "look_sam(rho=0.1, alpha=0.7, k=5)"),
         (looksam.look_sam(rho=0.1, k=2, p=2.0, start=3), "look_sam(rho=0.1, alpha=0.7, k=2, start=3)"),
         (looksam.sam(0.2, p=3.0, groups="device"), "sam(rho=0.2, p=3.0, groups='device')"),
-        (looksam.sam(0.2, perturb=is_matrix), f"sam(rho=0.2, perturb={is_matrix!r})"),
+        (looksam.sam(0.2, perturb=is_matrix), "sam(rho=0.2, perturb=is_matrix)"),
         (looksam.layer_sam(1.0, scaling="literal"), "layer_sam(rho=1.0, scaling='literal')"),
         (looksam.msam(0.3, stop=9).differentiable(), "msam(rho=0.3, momentum=0.9, stop=9).differentiable()"),
         (looksam.gsam(0.1, 0.4).checked(), "gsam(rho=0.1, alpha=0.4).checked()"),
         (
             rules.compose(rules.global_perturbation(), 0.1, perturb=is_matrix),
-            f"compose(perturbation=GlobalPerturbation(p=2.0), rho=0.1, perturb={is_matrix!r})",
+            "compose(perturbation=GlobalPerturbation(p=2.0), rho=0.1, perturb=is_matrix)",
         ),
     ],
 )
@@ -58,19 +55,16 @@ PICKLED = {name: functools.partial(build, name) for name in RULES} | {
 
 
 @pytest.mark.parametrize("name", PICKLED)
-def test_pickled_rules_take_the_same_steps(name):
+def test_pickled_rules_are_the_same_program(name):
     problem, rule = make_problem(), PICKLED[name]()
     other = pickle.loads(pickle.dumps(rule))
     assert repr(other) == repr(rule) and type(other) is type(rule)
 
-    def steps(rule):
-        params, state = problem.params, rule.init(problem.params)
-        for _ in range(3):
-            _, grads, state, info = rule.gradient(jax.value_and_grad(problem.loss), params, state)
-            params = jax.tree.map(lambda w, g: w - 0.05 * g, params, grads)
-        return params, state, info
+    def program(rule):
+        step = functools.partial(rule.gradient, jax.value_and_grad(problem.loss))
+        return str(jax.make_jaxpr(step)(problem.params, rule.init(problem.params)))
 
-    trees_equal(jax.jit(functools.partial(steps, rule))(), jax.jit(functools.partial(steps, other))())
+    assert program(other) == program(rule)
 
 
 def test_what_cannot_be_pickled_is_named():
@@ -79,7 +73,7 @@ def test_what_cannot_be_pickled_is_named():
         pickle.dumps(rule)
 
 
-@every_rule
+@pytest.mark.parametrize("name", ["sam", "look_sam", "msam"])
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "jit"])
 def test_a_refresh_that_disagrees_with_the_count_is_found(name, traced):
     problem, rule = make_problem(), build(name).checked()
