@@ -43,13 +43,9 @@ def main() -> float:
     x, x_test, y, y_test = train_test_split((images / 16).astype("float32"), labels, random_state=0)
     rule, net = looksam.look_sam(rho=0.1, alpha=0.5, k=5), Net(train=False)
     variables = net.init(jax.random.key(0), x[:1])
-    state = State.create(
-        apply_fn=net.apply,
-        params=variables["params"],
-        tx=optax.adamw(3e-3),
-        rule_state=rule.init(variables["params"]),
-        batch_stats=variables["batch_stats"],
-    )
+    params, batch_stats = variables["params"], variables["batch_stats"]
+    own = {"rule_state": rule.init(params), "batch_stats": batch_stats}
+    state = State.create(apply_fn=net.apply, params=params, tx=optax.adamw(3e-3), **own)
 
     @jax.jit
     def train_step(state, x, y):

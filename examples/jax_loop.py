@@ -55,10 +55,8 @@ def main() -> float:
     random = np.random.default_rng(0)
     for i in range(steps):
         rows = random.choice(len(x), BATCH, replace=False)
-        batch = x[rows], y[rows]
-        params, rule_state, opt_state, loss, info = step(
-            params, rule_state, opt_state, *batch, refresh=rule.refreshes(i)
-        )
+        args = params, rule_state, opt_state, x[rows], y[rows]
+        params, rule_state, opt_state, loss, info = step(*args, refresh=rule.refreshes(i))
         if i % 100 == 0:
             print(f"step {i}: loss {loss:.4f}, |g| {info.grad_norm:.3f}")
 
