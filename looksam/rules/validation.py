@@ -92,9 +92,7 @@ def check_params(params: Vector) -> None:
             continue
         fix = "keep it out of params (pass it in args), or cast it to a float."
         if _is_of("equinox", "Module", params):
-            fix = (
-                "pass the first of params, static = eqx.partition(model, eqx.is_inexact_array), and combine them again."
-            )
+            fix = "take params, static = eqx.partition(model, eqx.is_inexact_array), and pass params."
         raise TypeError(f"parameter '{path_string(path)}' {problem}; {fix}")
 
 
