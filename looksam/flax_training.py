@@ -83,7 +83,8 @@ class NNXRule(nnx.Pytree):
 
         @functools.wraps(loss_fn)
         def value_and_grad(model: Any, *args: Any) -> tuple[Any, Any]:
-            graph, params, rest = nnx.split(model, self.wrt, ...)
+            graph, *states = nnx.split(model, self.wrt, ...)
+            params, rest = states
             structure = jax.tree.structure(params)
 
             def in_a_copy(weights: Any, *args: Any) -> tuple[Any, Any]:

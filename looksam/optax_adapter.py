@@ -142,7 +142,10 @@ def _check_callers() -> None:
 
 def _check_complete(params: optax.Params) -> None:
     """Raises if ``params`` are the part that a mask left."""
-    is_masked = lambda x: isinstance(x, optax.MaskedNode)
+
+    def is_masked(x: Any) -> bool:
+        return isinstance(x, optax.MaskedNode)
+
     for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_masked):
         if is_masked(leaf):
             raise ValueError(

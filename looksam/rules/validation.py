@@ -205,7 +205,8 @@ def _check_same_shape(params: Vector, other: Vector, what: str, fix: str) -> Non
 
 def _first_difference(ours: Any, theirs: Any) -> tuple[str, tuple[str, str]] | None:
     """Returns the path of the first containers that differ, and what they are."""
-    if jax.tree.structure(ours) == jax.tree.structure(theirs):
+    structures: tuple[Any, Any] = jax.tree.structure(ours), jax.tree.structure(theirs)
+    if structures[0] == structures[1]:
         return None
     pairs = list(zip(_children(ours), _children(theirs), strict=False))
     for (path, mine), (_, its) in pairs if type(ours) is type(theirs) else []:
