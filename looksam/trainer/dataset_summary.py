@@ -1,7 +1,8 @@
-"""The summary of a run's data, in its folder as ``data.json``: what a resumed run must find again, and predictions need.
+"""The summary of a run's data, ``data.json`` in its folder: what a resumed run has to find, and predictions need.
 
 It holds the class names, the shape and normalisation of the images, and for every split the number of images, how many
-there are of each class, and digests of the labels in order and of the files. All of it is quick to get: no image is read.
+there are of each class, and digests of the labels in order and of the files. Making it reads no image, so it is quick
+for large datasets too.
 """
 
 import dataclasses
@@ -42,7 +43,7 @@ class SplitSummary:
 class DatasetSummary:
     """What a run needs to know of its data without reading it.
 
-    A prediction scales pixels to [0, 1], resizes them to ``image_shape``, and normalises them with ``mean`` and ``std``;
+    To predict, resize images to ``image_shape``, scale pixels to [0, 1] and normalise them with ``mean`` and ``std``;
     logit i is that of ``class_names[i]``.
     """
 
