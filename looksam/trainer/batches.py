@@ -58,7 +58,7 @@ def prepared(recipe: Recipe, dataset: Dataset) -> Dataset:
     train: Any = dataset.train
     if recipe.validation:
         train, held_out = hold_out(train, recipe.validation, SPLIT_SEED)
-        dataset = dataclasses.replace(dataset, test=held_out, validation=None)
+        dataset = dataclasses.replace(dataset, validation=held_out)
     if recipe.train_limit and recipe.train_limit < len(train):
         _, train = hold_out(train, recipe.train_limit, SPLIT_SEED)
     if recipe.label_noise:

@@ -39,7 +39,7 @@ class Recipe:
     download: bool = False
     """Download the dataset if it is not there (cifar100 only)."""
     validation: float | None = None
-    """Fraction of the training set to hold out and evaluate on, instead of the test set."""
+    """Fraction of the training set to hold out and select on; the test set is then evaluated at the end only."""
     classes: int | None = None
     """Use only this many classes, the first ones."""
     train_limit: int | None = None

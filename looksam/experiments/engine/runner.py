@@ -52,6 +52,7 @@ def device_arrays(dataset: Dataset) -> tuple[jax.Array, jax.Array]:
 class Runner:
     """The compiled programs of ``recipe``, and the runs that they train together.
 
+    If the recipe holds images out, they take the place of the test set, which is not read.
     ``start`` begins one run per recipe it is given; results have one entry per run. Runners of other methods on the
     same dataset may share its ``arrays``.
     """
@@ -59,6 +60,8 @@ class Runner:
     def __init__(self, recipe: Recipe, dataset: Dataset, arrays: tuple[jax.Array, jax.Array] | None = None) -> None:
         if recipe.across_epochs:
             raise ValueError("comparisons draw batches within epochs; use `looksam train` for across_epochs.")
+        if recipe.validation:
+            dataset = dataclasses.replace(dataset, test=dataset.validation or dataset.test, validation=None)
         self.recipe, self.dataset = recipe, dataset
         self.train, self.test = _in_memory(dataset)
         self._data = arrays or device_arrays(dataset)
