@@ -290,8 +290,9 @@ class _Loop:
             self.scores.record_best_test(self.scores.of("test"))
             return
         try:
-            [_, state, _] = self.checkpoints.restore(self.training.programs.abstract_state, best)
-            self.scores.record_best_test(self.training.evaluate(state, "test"))
+            restored = self.checkpoints.restore(self.training.programs.abstract_state, best)
+            assert restored is not None  # it raises if it cannot read a checkpoint that is asked for by its step
+            self.scores.record_best_test(self.training.evaluate(restored[1], "test"))
         except (RunError, jax.errors.JaxRuntimeError) as error:  # damaged, or too large to be held with the last one
             self.report(f"the best checkpoint, of step {best}, could not be tested: {error}")
 
