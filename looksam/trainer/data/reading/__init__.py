@@ -3,6 +3,7 @@
 ``load``: a dataset by name, from ``cifar_archive``, ``parquet`` or ``image_folder``; a new format starts here.
 ``dataset``: what loading returns, a small set decoded in memory or a large one encoded on disk.
 ``labels``: labels are checked, replaced by noise, and used for stratified splits.
+``image_sizes``: the sizes of images decide how they are read.
 ``order``: which images a step visits. ``decode``: from encoded bytes to pixels and crops.
 ``stream``: batches of a large set, decoded by worker processes during training.
 """

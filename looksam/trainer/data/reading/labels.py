@@ -8,6 +8,8 @@ import numpy as np
 from looksam.trainer.data.reading.dataset import Encoded, Images
 from looksam.trainer.data.reading.order import generator
 
+MAX_CLASSES = 2**24  # more than a classifier could have: labels beyond it are mistakes
+
 
 def check_labels(labels: np.ndarray, num_classes: int, place: Callable[[int], str], fix: str = "") -> np.ndarray:
     """Returns the labels as int32, all in 0 .. num_classes - 1; an error names the file, the row and the value."""
@@ -19,17 +21,31 @@ def check_labels(labels: np.ndarray, num_classes: int, place: Callable[[int], st
         row = int(wrong[0])
         raise ValueError(
             f"{place(row)}: label {labels[row]} is outside 0..{num_classes - 1} ({wrong.size} such rows); "
-            + (fix or "correct the labels, or pass the true num_classes.")
+            + (fix or "correct the labels, or pass the true --num-classes.")
         )
     return labels.astype(np.int32)
+
+
+def count_classes(labels: np.ndarray, place: Callable[[int], str]) -> int:
+    """Returns how many classes training labels stand for: 0 .. n - 1, each with an image, or it is an error."""
+    present = np.unique(labels[labels >= 0])
+    gaps = np.flatnonzero(present != np.arange(len(present)))
+    if gaps.size:
+        row, largest = int(np.argmax(labels)), int(present[-1])
+        most = f", or pass --num-classes {largest + 1} if some have no image" if largest < MAX_CLASSES else ""
+        raise ValueError(
+            f"{place(row)}: label {largest} would make {largest + 1:,} classes, but only {len(present):,} labels occur, "
+            f"and {gaps[0]} is not among them; number the classes from 0 without gaps{most}."
+        )
+    return max(1, len(present))
 
 
 def check_class_count(num_classes: int) -> int:
     """Returns an int >= 1."""
     if isinstance(num_classes, bool) or not isinstance(num_classes, int | np.integer):
         raise TypeError(f"num_classes={num_classes!r} is not an int; pass how many classes there are.")
-    if num_classes < 1:
-        raise ValueError(f"num_classes={num_classes} is out of range; pass num_classes >= 1.")
+    if not 1 <= num_classes <= MAX_CLASSES:
+        raise ValueError(f"num_classes={num_classes} is out of range; pass 1 <= num_classes <= {MAX_CLASSES}.")
     return int(num_classes)
 
 
