@@ -110,11 +110,9 @@ def _encoded(split: Path, classes: list[str], on_bad_image: OnBadImage, ignored:
         images = [path for path in entries if path.suffix.lower() in SUFFIXES]
         ignored += [path for path in entries if path.suffix.lower() not in SUFFIXES]
         if not images:
-            holds = (
-                f"only {entries[0].name}" if len(entries) == 1 else f"{len(entries)} others" if entries else "nothing"
-            )
+            there = ", ".join(path.name for path in entries[:_SHOWN]) or "nothing"
             raise ValueError(
-                f"class directory {split / name} has no images ({', '.join(sorted(SUFFIXES))}), but {holds}; "
+                f"class directory {split / name} has no images ({', '.join(sorted(SUFFIXES))}; there: {there}); "
                 "fill or delete it."
             )
         paths += images

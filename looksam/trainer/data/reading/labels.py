@@ -32,10 +32,10 @@ def count_classes(labels: np.ndarray, place: Callable[[int], str]) -> int:
     gaps = np.flatnonzero(present != np.arange(len(present)))
     if gaps.size:
         row, largest = int(np.argmax(labels)), int(present[-1])
-        most = f", or pass --num-classes {largest + 1} if some have no image" if largest < MAX_CLASSES else ""
+        most = f", or pass --num-classes {largest + 1} if some have no training image" if largest < MAX_CLASSES else ""
         raise ValueError(
-            f"{place(row)}: label {largest} would make {largest + 1:,} classes, but only {len(present):,} labels occur, "
-            f"and {gaps[0]} is not among them; number the classes from 0 without gaps{most}."
+            f"{place(row)}: label {largest} would make {largest + 1:,} classes, but no image has label {gaps[0]} "
+            f"({len(present):,} different labels in all); number the classes from 0 without gaps{most}."
         )
     return max(1, len(present))
 
