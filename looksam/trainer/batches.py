@@ -8,7 +8,6 @@ the data.
 """
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -49,7 +48,7 @@ def read(recipe: Recipe) -> Dataset:
     """The dataset that a recipe names, whole and unchanged."""
     return load_dataset(
         recipe.dataset,
-        data_dir=recipe.data_dir or os.environ.get("LOOKSAM_DATA"),
+        data_dir=recipe.data_dir,
         download=recipe.download,
         on_bad_image=recipe.on_bad_image,
         image_column=recipe.image_column,

@@ -8,6 +8,9 @@
 ``stream``: batches of a large set, decoded by worker processes during training.
 """
 
+import os
+from pathlib import Path
+
 # The datasets by name, and the function of ``load`` that loads each. Here, so that the command line can read the names
 # without importing NumPy.
 DATASETS = {
@@ -17,3 +20,14 @@ DATASETS = {
     "imagenet": "load_imagenet",
     "parquet": "load_parquet",
 }
+
+
+def data_folder(data_dir: str | Path | None) -> Path | None:
+    """Returns the absolute path of a data folder: relative to here, else to LOOKSAM_DATA, which is also the default."""
+    root = os.environ.get("LOOKSAM_DATA")
+    if data_dir is None:
+        return Path(root).absolute() if root else None
+    folder = Path(data_dir).expanduser()
+    if root and not folder.exists() and (Path(root) / folder).is_dir():
+        folder = Path(root) / folder
+    return folder.absolute()

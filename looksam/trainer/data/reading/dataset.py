@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ class DataError(ValueError):
             return cls(
                 f"{path} is a link to {path.readlink()}, which does not exist; restore that, or delete the link."
             )
-        return cls(f"cannot read {path}: {error.strerror or error}; restore the file, or mount its disk again.")
+        return cls(f"cannot read {path}: {os.strerror(error.errno) if error.errno else error}; bring it back.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,19 +38,20 @@ def decoded_or_streamed(splits: Splits, limit: int, image_size: int | None = Non
       image_size: the side to which streamed images are cropped; by default their own if all are squares of one size
         below 224, else 224.
     """
-    sampled = _sizes(splits.train, _sample(splits.train))
-    if not sampled:
+    sizes = _sizes(splits.train, _sample(splits.train))
+    if not sizes:
         raise BadImageError(f"{splits.train.place(0)} and all rows after it: no readable image; check the files.")
-    width, height = usual = _usual(sampled)
+    width, height = _usual(sizes)
     fits = sum(map(len, splits.named().values())) * width * height * 3 <= limit
-    if fits and _is_mistake(sampled, usual):
+    if fits and _others_are_few(sizes):
         try:
             return decode_splits(splits, (height, width, 3))
         except OtherSizeError:
-            sampled = _sizes(splits.train, range(len(splits.train)))
-            if image_size is None and _is_mistake(sampled, _usual(sampled)):
-                raise _odd_size(splits, sampled) from None
-    return _streamed(splits, sampled, image_size)
+            sizes = _sizes(splits.train, range(len(splits.train)))
+            if image_size is None and _others_are_few(sizes):
+                raise _odd_size(splits, _usual(sizes)) from None
+            sizes += _sizes(splits.test, range(len(splits.test)))
+    return _streamed(splits, sizes, image_size)
 
 
 def _sample(source: Encoded) -> Iterable[int]:
@@ -78,14 +79,14 @@ def _usual(sizes: Counter[Size]) -> Size:
     return sizes.most_common(1)[0][0]
 
 
-def _is_mistake(sizes: Counter[Size], usual: Size) -> bool:
-    """Whether other sizes than the usual one are so few that they are not meant to be there."""
-    return sizes.total() - sizes[usual] <= max(1, ODD_SHARE * sizes.total())
+def _others_are_few(sizes: Counter[Size]) -> bool:
+    """Whether sizes other than the usual one are so rare that they are not meant to be there."""
+    return sizes.total() - sizes[_usual(sizes)] <= max(1, ODD_SHARE * sizes.total())
 
 
-def _odd_size(splits: Splits, sizes: Counter[Size]) -> DataError:
+def _odd_size(splits: Splits, usual: Size) -> DataError:
     """Returns the error that names the first image of another size than the usual one."""
-    usual, first, count = _usual(sizes), "", 0
+    first, count = "", 0
     for split in splits.named().values():
         for row in range(len(split)):
             for size in _sizes(split, [row]):

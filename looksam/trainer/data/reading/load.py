@@ -5,7 +5,6 @@ module next to ``parquet`` and ``image_folder`` that returns ``Encoded`` sets, o
 """
 
 import importlib.util
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from looksam.arguments import did_you_mean
-from looksam.trainer.data.reading import DATASETS, cifar_archive
+from looksam.trainer.data.reading import DATASETS, cifar_archive, data_folder
 from looksam.trainer.data.reading.dataset import ON_BAD_IMAGE, Dataset, Images, OnBadImage, Splits, require
 from looksam.trainer.data.reading.decode import MAX_DECODED_BYTES
 from looksam.trainer.data.reading.image_folder import has_class_folders, read_class_folders
@@ -103,20 +102,15 @@ class Request:
 
     def folder(self) -> Path:
         """Returns the folder with the dataset's files, which exists unless it is to be downloaded."""
-        root = os.environ.get("LOOKSAM_DATA")
-        if self.data_dir is None and not root:
+        folder = data_folder(self.data_dir)
+        if folder is None:
             raise FileNotFoundError(
                 f"dataset {self.name!r} needs files; pass their folder as --data-dir, or set LOOKSAM_DATA to it."
             )
-        folder = Path(self.data_dir) if self.data_dir is not None else Path(str(root))
-        if root and not folder.exists() and not folder.is_absolute() and (Path(root) / folder).is_dir():
-            folder = Path(root) / folder
         if self.name in ("cifar100", "imagenet") and (folder / self.name).is_dir():
             return folder / self.name
         if not folder.is_dir() and not self.download:
-            raise FileNotFoundError(
-                f"--data-dir {folder} is not a folder here ({Path.cwd()}); pass the folder that holds {self.name!r}."
-            )
+            raise FileNotFoundError(f"--data-dir {folder} is not a folder; pass the folder that holds {self.name!r}.")
         return folder
 
     def test_splits(self) -> tuple[str, ...]:

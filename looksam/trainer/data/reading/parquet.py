@@ -103,7 +103,11 @@ def _split(folder: Path, names: tuple[str, ...]) -> list[Path]:
 
 def _files(folder: Path, split: str) -> list[Path]:
     """Returns the files of a split in any of the usual layouts, after checking that no shard is missing."""
-    patterns = (f"{split}-*.parquet", f"{split}.parquet", f"{split}/*.parquet")
+    patterns = (
+        f"{split}-*.parquet",
+        f"{split}[.]parquet",
+        f"{split}/*.parquet",
+    )  # brackets: a glob finds dangling links too
     found = (sorted(place.glob(pattern)) for place in (folder, folder / "data") for pattern in patterns)
     return _complete(next(filter(None, found), []))
 
