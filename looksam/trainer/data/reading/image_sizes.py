@@ -102,7 +102,7 @@ def _odd_size(splits: Splits, usual: Size) -> DataError:
 
 def _streamed(splits: Splits, sizes: Counter[Size], image_size: int | None) -> Streamed:
     width, height = usual = _usual(sizes)
-    own = width if len(sizes) == 1 and width == height < STREAMED_SIZE else STREAMED_SIZE
+    own = width if _others_are_few(sizes) and width == height < STREAMED_SIZE else STREAMED_SIZE
     side = image_size or own
     kind = _text(usual) if len(sizes) == 1 else f"several sizes (such as {' and '.join(map(_text, list(sizes)[:2]))})"
     return Streamed(

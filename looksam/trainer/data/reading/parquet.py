@@ -103,11 +103,8 @@ def _split(folder: Path, names: tuple[str, ...]) -> list[Path]:
 
 def _files(folder: Path, split: str) -> list[Path]:
     """Returns the files of a split in any of the usual layouts, after checking that no shard is missing."""
-    patterns = (
-        f"{split}-*.parquet",
-        f"{split}[.]parquet",
-        f"{split}/*.parquet",
-    )  # brackets: a glob finds dangling links too
+    # With [.] it is a pattern, which finds a link to nothing too: that is an error when it is opened.
+    patterns = (f"{split}-*.parquet", f"{split}[.]parquet", f"{split}/*.parquet")
     found = (sorted(place.glob(pattern)) for place in (folder, folder / "data") for pattern in patterns)
     return _complete(next(filter(None, found), []))
 
