@@ -70,7 +70,7 @@ def prepared(recipe: Recipe, dataset: Dataset) -> Dataset:
         )
     train: Any = dataset.train
     if recipe.validation:
-        train, held_out = hold_out(train, recipe.validation, SPLIT_SEED)
+        train, held_out = hold_out(train, recipe.validation, SPLIT_SEED, setting="validation")
         dataset = dataclasses.replace(dataset, validation=held_out)
     if recipe.train_limit and recipe.train_limit < len(train):
         _, train = hold_out(train, recipe.train_limit, SPLIT_SEED)

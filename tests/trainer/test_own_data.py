@@ -28,7 +28,7 @@ def place(tmp_path_factory):
 
 
 def own(folder, **changes):
-    settings = {"dataset": "folder", "batch_size": 6, "width": 8, "depth": 1, "steps": 2, "mesh": "data=1"}
+    settings = {"dataset": "folder", "batch_size": 6, "steps": 2, "mesh": "data=1"}
     return Recipe(data_dir=str(folder), **(settings | changes))
 
 

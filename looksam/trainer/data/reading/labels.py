@@ -68,15 +68,16 @@ def with_label_noise(labels: np.ndarray, fraction: float, num_classes: int, seed
 Set = TypeVar("Set", Images, Encoded)
 
 
-def hold_out(images: Set, share: float | int, seed: int) -> tuple[Set, Set]:
+def hold_out(images: Set, share: float | int, seed: int, setting: str = "share") -> tuple[Set, Set]:
     """Splits a set into (kept, held out), both in the original order, chosen by the seed and stratified by class.
 
     Args:
       images: the set to split.
       share: how much is held out: a float in (0, 1) is a fraction, an int a count.
       seed: the split is a pure function of the seed and the labels.
+      setting: what the user calls the share, for an error.
     """
-    count = _count(share, len(images))
+    count = _count(share, len(images), setting)
     rng = generator("hold out", seed)
     held = np.zeros(len(images), bool)
     for label, quota in _quotas(images.labels, count).items():
@@ -84,14 +85,15 @@ def hold_out(images: Set, share: float | int, seed: int) -> tuple[Set, Set]:
     return images.take(np.flatnonzero(~held)), images.take(np.flatnonzero(held))
 
 
-def _count(share: float | int, n: int) -> int:
+def _count(share: float | int, n: int, setting: str) -> int:
     if isinstance(share, bool) or not isinstance(share, int | float | np.integer | np.floating):
-        raise TypeError(f"share={share!r} is not a number; pass a fraction such as 0.1 or a count such as 5000.")
+        raise TypeError(f"{setting}={share!r} is not a number; pass a fraction such as 0.1 or a count such as 5000.")
     fraction = isinstance(share, float | np.floating)
     count = round(share * n) if fraction and 0 < share < 1 else int(share) if not fraction else 0
     if not 0 < count < n:
         raise ValueError(
-            f"share={share} holds out no image or all of the {n}; pass a fraction in (0, 1) or a count in 1..{n - 1}."
+            f"{setting}={share} holds out no image or all of the {n}; "
+            f"pass a fraction in (0, 1) or a count in 1..{n - 1}."
         )
     return count
 
