@@ -44,8 +44,8 @@ def load(recipe: Recipe) -> Dataset:
     return prepared(recipe, read(recipe))
 
 
-def read(recipe: Recipe) -> Dataset:
-    """The dataset that a recipe names, whole and unchanged."""
+def read(recipe: Recipe, **options: Any) -> Dataset:
+    """The dataset that a recipe names, whole and unchanged; ``options`` are further ones of ``load_dataset``."""
     return load_dataset(
         recipe.dataset,
         data_dir=recipe.data_dir,
@@ -56,6 +56,7 @@ def read(recipe: Recipe) -> Dataset:
         num_classes=recipe.num_classes,
         test_split=recipe.test_split,
         image_size=recipe.image_size,
+        **options,
     )
 
 
