@@ -123,8 +123,8 @@ def _encoded(split: Path, classes: list[str], on_bad_image: OnBadImage, ignored:
 def _notes(ignored: list[Path]) -> tuple[str, ...]:
     if not ignored:
         return ()
-    count = "1 file or folder is" if len(ignored) == 1 else f"{len(ignored)} files or folders are"
-    return (f"{count} not an image by its suffix, or not in a class directory, and ignored: {ignored[0]}",)
+    more = f" and {len(ignored) - 1} more" if len(ignored) > 1 else ""
+    return (f"ignored {ignored[0]}{more}: not an image in a class directory, by its name",)
 
 
 class FileRows:
