@@ -72,12 +72,17 @@ def _split(folder: Path, names: tuple[str, ...]) -> Path:
             return folder / name
     wanted = " or ".join(f"{name}/" for name in names)
     there = ", ".join(path.name for path in _entries(folder)[:_SHOWN]) or "nothing"
-    fix = f"put the images into {names[0]}/<class>/"
-    if any(folder.glob("**/*.parquet")):
-        fix = "pass --dataset parquet for Parquet files"
-    elif names != ("train",):
-        fix += ", or name another folder with --test-split"
-    raise FileNotFoundError(f"{folder} has no {wanted} (there: {there}); {fix}.")
+    raise FileNotFoundError(f"{folder} has no {wanted} (there: {there}); {_where_to_look(folder, names)}.")
+
+
+def _where_to_look(folder: Path, names: tuple[str, ...]) -> str:
+    if any(folder.glob("*.parquet")) or any(folder.glob("*/*.parquet")):
+        return "pass --dataset parquet for Parquet files"
+    deeper = next((path.parent for path in sorted(folder.glob(f"*/{names[0]}")) if path.is_dir()), None)
+    if deeper:
+        return f"pass --data-dir {deeper}"
+    put = f"put the images into {names[0]}/<class>/"
+    return put if names == ("train",) else f"{put}, or pass the name of another split as --test-split"
 
 
 def _entries(folder: Path) -> list[Path]:
