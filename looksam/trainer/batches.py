@@ -9,7 +9,6 @@ the data.
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -61,19 +60,34 @@ def load(recipe: Recipe) -> Dataset:
     return prepared(recipe, read(recipe))
 
 
-def read(recipe: Recipe) -> Dataset:
-    """The dataset that a recipe names, whole and unchanged."""
-    data_dir = recipe.data_dir or os.environ.get("LOOKSAM_DATA")
-    return load_dataset(recipe.dataset, data_dir=data_dir, download=recipe.download, on_bad_image=recipe.on_bad_image)
+def read(recipe: Recipe, **options: Any) -> Dataset:
+    """The dataset that a recipe names, whole and unchanged; ``options`` are further ones of ``load_dataset``."""
+    return load_dataset(
+        recipe.dataset,
+        data_dir=recipe.data_dir,
+        download=recipe.download,
+        on_bad_image=recipe.on_bad_image,
+        image_column=recipe.image_column,
+        label_column=recipe.label_column,
+        num_classes=recipe.num_classes,
+        test_split=recipe.test_split,
+        image_size=recipe.image_size,
+        **options,
+    )
 
 
 def prepared(recipe: Recipe, dataset: Dataset) -> Dataset:
     """The dataset with the recipe's classes, validation split, size limit, label noise and image size."""
     if recipe.classes:
         dataset = _first_classes(dataset, recipe.classes)
+    if dataset.num_classes < 2:
+        raise ValueError(
+            f"{dataset.name} has a single class, {dataset.class_names[0]!r}, which leaves nothing to tell apart; "
+            "check --data-dir and --label-column."
+        )
     train: Any = dataset.train
     if recipe.validation:
-        train, held_out = hold_out(train, recipe.validation, SPLIT_SEED)
+        train, held_out = hold_out(train, recipe.validation, SPLIT_SEED, setting="validation")
         dataset = dataclasses.replace(dataset, validation=held_out)
     if recipe.train_limit and recipe.train_limit < len(train):
         _, train = hold_out(train, recipe.train_limit, SPLIT_SEED)
@@ -82,7 +96,7 @@ def prepared(recipe: Recipe, dataset: Dataset) -> Dataset:
     if recipe.batch_size > len(train) and not recipe.across_epochs:
         raise ValueError(
             f"batch_size={recipe.batch_size} is larger than the {len(train)} training images; pass at most that, "
-            "or across_epochs to let batches continue over the end of an epoch."
+            "or --across-epochs to let batches continue over the end of an epoch."
         )
     return _resized(dataclasses.replace(dataset, train=train), recipe.image_size)
 
