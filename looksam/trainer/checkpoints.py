@@ -17,6 +17,7 @@ import logging
 import pathlib
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, TypeVar
@@ -348,17 +349,21 @@ def _check_arrays(data: dict[str, Any], specs: dict[str, Spec]) -> None:
 
 @contextlib.contextmanager
 def _orbax_silent() -> Iterator[None]:
-    """Drops Orbax's log: it logs the traceback of a failed write from each of its threads, and raises it too."""
-    logger = logging.getLogger("absl")
+    """Drops what is logged of Orbax's work: the traceback of a failed write, by each thread and task; it is raised too."""
 
     def not_from_orbax(record: logging.LogRecord) -> bool:
-        return "orbax" not in record.pathname
+        trace = record.exc_info[2] if record.exc_info else None
+        files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
+        return not any("orbax" in file for file in (record.pathname, *files))
 
-    logger.addFilter(not_from_orbax)
+    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    for logger in loggers:
+        logger.addFilter(not_from_orbax)
     try:
         yield
     finally:
-        logger.removeFilter(not_from_orbax)
+        for logger in loggers:
+            logger.removeFilter(not_from_orbax)
 
 
 def _short(error: BaseException) -> str:
