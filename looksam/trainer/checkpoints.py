@@ -349,7 +349,7 @@ def _check_arrays(data: dict[str, Any], specs: dict[str, Spec]) -> None:
 
 @contextlib.contextmanager
 def _orbax_silent() -> Iterator[None]:
-    """Drops what is logged of Orbax's work: the traceback of a failed write, by each thread and task; it is raised too."""
+    """Drops the tracebacks that each thread and task of Orbax logs of a failed write: the error is raised too."""
 
     def not_from_orbax(record: logging.LogRecord) -> bool:
         trace = record.exc_info[2] if record.exc_info else None
