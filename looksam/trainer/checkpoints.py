@@ -12,6 +12,7 @@ Here the processes exchange how it went, and all of them report the failure of o
 import asyncio
 import contextlib
 import functools
+import gc
 import json
 import logging
 import pathlib
@@ -229,19 +230,23 @@ class Checkpoints:
 
     def _write(self, step: int, copies: dict[str, Any], content: dict[str, Any], copied: threading.Event) -> None:
         """Writes a checkpoint, in the writing thread of each process."""
-        agree = self._writer_exchange
-        try:
-            with _orbax_silent():
+        agree, failure = self._writer_exchange, None
+        with _orbax_silent():
+            try:
                 _agreed(agree, lambda: self._make_room(step))
                 self._damaged.clear()
                 _agreed(agree, lambda: self._write_arrays(step, copies, copied))
                 _agreed(agree, lambda: self._finish(step, content))
-        except Exception:
-            if distributed.is_primary():
-                self._folder.clean_up()  # room on a full disk
-            raise
-        finally:
-            copied.set()
+            except Exception as error:
+                failure = OSError(_short(error))  # without the frames, which keep the tasks of Orbax alive
+                if distributed.is_primary():
+                    self._folder.clean_up()  # room on a full disk
+            finally:
+                copied.set()
+            if failure is not None:
+                gc.collect()  # each task that failed logs a traceback when it is deleted: here, where that is dropped
+        if failure is not None:
+            raise failure
 
     def _make_room(self, step: int) -> None:
         if distributed.is_primary():
