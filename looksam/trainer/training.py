@@ -16,7 +16,7 @@ from looksam.rules import Rule
 from looksam.rules.pytree import path_string
 from looksam.trainer.batches import EpochSchedule, TrainBatches, load, make_eval_batches, make_train_batches
 from looksam.trainer.data import Dataset, Images
-from looksam.trainer.models import Model, build_model
+from looksam.trainer.models import Model, build_model, find_builder
 from looksam.trainer.optimizers import make_optimizer, make_rule
 from looksam.trainer.parallel import BatchSplit, Layout, MeshLayout, make_layout
 from looksam.trainer.recipe import MODEL_SIZES, Recipe
@@ -31,7 +31,8 @@ class Training:
     def __init__(self, recipe: Recipe, dataset: Dataset | None = None) -> None:
         self.recipe = recipe
         self.layout = make_layout(recipe.mesh_sizes())
-        BatchSplit.of(recipe, self.layout.devices)  # raises before the data is read
+        BatchSplit.of(recipe, self.layout.devices)  # raises before the data is read,
+        find_builder(recipe.model)  # and so does this
         self.dataset = load(recipe) if dataset is None else dataset
         self.batches: TrainBatches = make_train_batches(self.dataset, recipe, self.layout)
         self.epoch_schedule = self.batches.epoch_schedule
