@@ -13,10 +13,12 @@ from looksam.cli.parser import (
     add_json,
     add_processes,
     add_quiet,
+    add_recipe,
     add_run,
     add_settings,
     process_arguments,
     recipe_named,
+    run_name,
 )
 from looksam.trainer.run_directory import check_recipe
 
@@ -30,6 +32,8 @@ examples:
   looksam train digits-noise30 --method sam --rho 0.6 --seed 1 --run-dir runs/digits-sam
   looksam train digits-noise30 --start 0.8          the rule acts in the last fifth of the run
   looksam train cifar100-small-resnet --data-dir data --download --epochs 5
+  looksam train folder-resnet --data-dir photos     your own images: photos/train/CLASS/*.jpg and photos/val
+  looksam train my_recipe.py --model net.py:build   your own recipe and model
   looksam recipes --json digits     the settings of a recipe
 """
 EVAL_DESCRIPTION = """\
@@ -44,7 +48,7 @@ examples:
 
 def _add_train_arguments(parser: Parser) -> None:
     parser.usage = "looksam train RECIPE [--run-dir DIR] [--json] [--quiet] [--SETTING VALUE ...]"
-    parser.add_argument("recipe", metavar="RECIPE", help="a name that `looksam recipes` lists")
+    add_recipe(parser)
     parser.add_argument("--run-dir", metavar="DIR", help="folder of the run; by default runs/RECIPE-seedSEED")
     add_json(parser)
     add_quiet(parser)
@@ -54,7 +58,7 @@ def _add_train_arguments(parser: Parser) -> None:
 
 def _train(arguments: argparse.Namespace) -> int:
     recipe = recipe_named(arguments.recipe, arguments)
-    run_dir = pathlib.Path(arguments.run_dir or f"runs/{arguments.recipe}-seed{recipe.seed}")
+    run_dir = pathlib.Path(arguments.run_dir or f"runs/{run_name(arguments.recipe)}-seed{recipe.seed}")
     processes = process_arguments(arguments)
     if recipe.groups != "device":  # which the devices decide, and so JAX
         check_recipe(run_dir, recipe)

@@ -14,12 +14,14 @@ import pytest
 
 import looksam
 from looksam.trainer import models
-from looksam.trainer.recipe import SECTIONS, Recipe, parse
-from looksam.trainer.recipes import ALL, cifar, find, imagenet, paper_tables, small
+from looksam.trainer.recipe import SECTIONS, Recipe
+from looksam.trainer.recipes import ALL, cifar, find, imagenet, own_images, paper_tables, small
+from looksam.trainer.setting_types import parse
 
 TABLES = {
     "digits": (small, small.DIGITS_RECIPES),
     "small": (small, small.PHOTO_RECIPES),
+    "own": (own_images, own_images.RECIPES),
     "cifar100": (cifar, cifar.RECIPES),
     "vit": (imagenet, imagenet.VIT_RECIPES),
     "large_batch": (imagenet, imagenet.LARGE_BATCH_RECIPES),
@@ -147,6 +149,7 @@ def test_every_recipe_is_in_one_table():
         "augment_64k": 2 * 2,
         "cifar100": 3 * 8,
         "digits": 2,
+        "own": 2,
         "small": 4,
         "large_batch": 5 * 5,
         "vit": 4 * 6,

@@ -63,8 +63,8 @@ def build_model(
     """Builds a model by name, as pure functions.
 
     Args:
-      name: one of ``MODELS``, an entry point of ``looksam.models``, ``file.py:function``, ``package.module:function``, or
-        the function itself.
+      name: one of ``MODELS``; for a model of your own ``file.py:function``, ``package.module:function``, the name of an
+        entry point of ``looksam.models``, or the function itself.
       image_shape: (height, width, channels).
       num_classes: the number of logits.
       dtype: the dtype of the computation. Parameters, statistics, softmax and logits stay float32 (or wider, with

@@ -7,7 +7,7 @@ A builder ``build(image_shape, num_classes, dtype, *, options)`` gives a model i
   masks from the step's key, the same for both gradients of a step.
 - a pair of functions, ``init(key) -> params`` and ``apply(params, images, *, train, key) -> logits``, for any library
   with parameters as a pytree (Linen, Haiku, Equinox).
-- a ``Model`` with running statistics, or a function of ``rngs`` whose module takes a ``Mode``, as the built-in models do.
+- a ``Model`` with running statistics, or a function of ``rngs`` whose module takes a ``Mode``, as built-in models do.
 """
 
 import functools
