@@ -69,6 +69,8 @@ def _from_text(path: pathlib.Path) -> Recipe:
         settings = settings["recipe"]
     if not isinstance(settings, dict):
         raise OwnCodeError(f"{path} holds a {type(settings).__name__}; a recipe is settings with their values.")
+    for name in (name for name, value in settings.items() if isinstance(value, dict)):
+        raise OwnCodeError(f"{path}{_line(text, name, settings)}: {name!r} is a table; put settings at the top level.")
     try:
         return Recipe.from_dict({name: _relative_to(path.parent, name, settings[name]) for name in settings})
     except (ValueError, TypeError) as error:
@@ -84,7 +86,7 @@ def _relative_to(folder: pathlib.Path, name: str, value: Any) -> Any:
 def _line(text: str, message: str, settings: dict[str, Any]) -> str:
     """Returns ", line n" of the first setting that a message mentions."""
     for word in re.findall(r"\w+", message):
-        found = word in settings and re.search(rf"^\W*{word}\"?\s*[:=]", text, re.MULTILINE)
+        found = word in settings and re.search(rf"^\W*{word}\"?\s*[]:=]", text, re.MULTILINE)
         if found:
             return f", line {text.count(chr(10), 0, found.end()) + 1}"
     return ""
