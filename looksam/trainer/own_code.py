@@ -73,15 +73,15 @@ def name_of(what: str, function: Callable[..., Any]) -> str:
     """Returns the reference under which ``load`` finds this function again, in another process too."""
     name, module = getattr(function, "__qualname__", ""), sys.modules.get(getattr(function, "__module__", None) or "")
     if module is None or not all(part.isidentifier() for part in name.split(".")):
-        raise OwnCodeError(
-            f"{what}={name or function!r} cannot be found again by name, which resuming and evaluating a run need; "
+        raise ValueError(
+            f"{what}={name or repr(function)} cannot be found again by name, which resuming and evaluating a run need; "
             "define it with def at the top level of a file, and give it options instead of wrapping it."
         )
     if module.__name__ != "__main__" and getattr(module, "__package__", ""):
         return f"{module.__name__}:{name}"
     file = getattr(module, "__file__", None)
     if file is None:
-        raise OwnCodeError(f"{what}={name} is defined in a notebook or a prompt; put it into a file and import it.")
+        raise ValueError(f"{what}={name} is defined in a notebook or a prompt; put it into a file and import it.")
     return f"{os.path.abspath(file)}:{name}"
 
 
@@ -120,12 +120,8 @@ def distribution(point: "EntryPoint") -> str:
 
 def _referenced(what: str, name: str) -> Any:
     place, _, attribute = name.rpartition(":")
-    if place.endswith(".py"):
-        check_exists(what, name)
-        found: Any = load_file(pathlib.Path(place))
-    else:
-        with reported(f"{what} {name}"):
-            found = importlib.import_module(place)
+    check_exists(what, name)
+    found: Any = load_file(pathlib.Path(place)) if place.endswith(".py") else _module(what, name, place)
     for part in attribute.split("."):
         if not hasattr(found, part):
             functions = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
@@ -133,6 +129,18 @@ def _referenced(what: str, name: str) -> Any:
             raise OwnCodeError(f"{what} {name}: {place} has no {part!r}{hint}")
         found = getattr(found, part)
     return found
+
+
+def _module(what: str, name: str, place: str) -> ModuleType:
+    try:
+        with reported(f"{what} {name}"):
+            return importlib.import_module(place)
+    except OwnCodeError as error:
+        missing = getattr(error.__cause__, "name", None)
+        if not missing or not f"{place}.".startswith(f"{missing}."):  # something else that it imports
+            raise
+        fix = "install its package, or pass file.py:function"
+        raise OwnCodeError(f"{what} {name}: there is no module {missing!r}; {fix}.") from error
 
 
 def check_exists(what: str, name: str) -> None:
@@ -189,6 +197,8 @@ def reported(what: str) -> Iterator[None]:
     except OwnCodeError:
         raise
     except Exception as error:
+        if isinstance(error, OSError) and _is_ours(error):  # such as data that is not there
+            raise
         place = _place(error)
         where = [place] if what in place else [what, *([place] if place else [])]
         raise OwnCodeError(f"{': '.join(where)}: {_reason(error)}") from error
@@ -212,7 +222,9 @@ def _place(error: BaseException) -> str:
 
 def _reason(error: BaseException) -> str:
     """Returns the message, with the type of error unless it is one of our checks, which speaks for itself."""
-    frames = _frames(error)
-    ours = bool(frames) and frames[-1].filename.startswith(PACKAGE) and isinstance(error, ValueError | TypeError)
     text = error.msg if isinstance(error, SyntaxError) else str(error)
-    return text if ours else f"{type(error).__name__}: {text}"
+    return text if isinstance(error, ValueError | TypeError) and _is_ours(error) else f"{type(error).__name__}: {text}"
+
+
+def _is_ours(error: BaseException) -> bool:
+    return any(frame.filename.startswith(PACKAGE) for frame in _frames(error)[-1:])

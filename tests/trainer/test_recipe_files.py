@@ -61,6 +61,7 @@ def test_a_function_is_relative_to_the_file_that_names_it(tmp_path):
         ("a.json", "{,}", "a.json is not JSON: .* line 1"),
         ("a.json", "[1]", "a.json holds a list; a recipe is settings with their values"),
         ("bad_value.py", PYTHON.replace("0.25", "-1"), "bad_value.py, line 4: rho=-1 is out of range"),
+        ("a_lambda.py", PYTHON.replace('"resnet"', "lambda: 0"), "a_lambda.py, line 4: model=<lambda> cannot be found"),
         ("no_recipe.py", PYTHON.replace("recipe =", "mine ="), "no_recipe.py has no 'recipe'.*; rename 'mine'"),
         ("not_recipe.py", "recipe = {}", "not_recipe.py: recipe is a dict; assign a looksam.trainer.Recipe"),
         ("a.yaml", "rho: 1", r"a.yaml is not a recipe; pass a file that ends in .py, .toml, .json"),

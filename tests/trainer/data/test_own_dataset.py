@@ -69,6 +69,11 @@ def test_a_dataset_that_does_not_fit_is_refused(monkeypatch, result, message):
         loaded(monkeypatch, result)
 
 
+def test_missing_data_is_no_error_of_the_function(monkeypatch):
+    with pytest.raises(FileNotFoundError, match="data_dir='somewhere' is not a folder"):
+        loaded(monkeypatch, lambda request: request.folder())
+
+
 def test_a_function_with_other_arguments_is_refused():
     with pytest.raises(OwnCodeError, match="cannot be called .*define it as def load"):
         load_dataset(f"{__file__}:loaded")
