@@ -172,10 +172,10 @@ def recipe_named(
 ) -> Recipe:
     """The recipe of this name or in this file, with the given flags in place of its own values.
 
-    ``prepare`` is called before a recipe in Python, which may import JAX.
+    ``prepare`` is called before code of the user's own runs, which may import JAX.
     """
     given = {s.name: getattr(arguments, s.name) for s in settings() if hasattr(arguments, s.name)}
-    if name not in recipes.ALL:
+    if recipes.is_code(name):
         prepare()
     with usage():
         recipe = recipes.find(name).recipe.replace(**given)

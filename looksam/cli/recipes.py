@@ -15,7 +15,7 @@ from looksam.cli.parser import Command, Parser, add_json
 from looksam.trainer import own_code
 from looksam.trainer.recipe import Recipe, differences
 from looksam.trainer.recipe_files import is_recipe_file
-from looksam.trainer.recipes import ALL, Listing, find
+from looksam.trainer.recipes import ALL, Listing, find, is_code
 
 DESCRIPTION = """\
 List the recipes: name, table of the paper, the paper's top-1 accuracy in percent, and hardware with time as the paper
@@ -64,7 +64,7 @@ def matching(pattern: str) -> list[str]:
 
 
 def _find(name: str) -> Listing:
-    if name not in ALL:
+    if is_code(name):
         prepare_jax()
     return find(name)
 

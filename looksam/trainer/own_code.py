@@ -45,10 +45,12 @@ def as_name(what: str, value: Any, built_in: Collection[str]) -> str:
         return name_of(what, value)
     if not isinstance(value, str):
         raise TypeError(f"{what}={value!r} has the wrong type; pass a name, file.py:function, or in Python a function.")
-    if value in built_in or value in entry_points(f"{what}s"):
+    if value in built_in:
         return value
     if is_reference(value):
         return absolute(value)
+    if value in entry_points(f"{what}s"):
+        return value
     if value.endswith(".py"):
         raise ValueError(f"{what} {value!r} names a file alone; name its function too, as in {value}:build.")
     names = [*built_in, *entry_points(f"{what}s")]
@@ -98,7 +100,7 @@ def entry_points(group: str) -> dict[str, "EntryPoint"]:
 
 def load(what: str, name: str) -> Callable[..., Any]:
     """Returns the function that a name stands for; see ``as_name``."""
-    found = load_entry_point(f"{what}s", name) if name in entry_points(f"{what}s") else _referenced(what, name)
+    found = _referenced(what, name) if is_reference(name) else load_entry_point(f"{what}s", name)
     if not callable(found):
         raise OwnCodeError(
             f"{what} {name} is a {type(found).__name__}, not a function; name a function that makes one."

@@ -22,7 +22,7 @@ from looksam.trainer.recipe import Recipe
 from looksam.trainer.recipe_files import is_recipe_file, read_recipe_file
 from looksam.trainer.recipes import cifar, imagenet, own_images, small
 
-__all__ = ["ALL", "Listing", "find"]
+__all__ = ["ALL", "Listing", "find", "is_code"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,11 @@ ALL: dict[str, Listing] = {
     for table in _TABLES
     for name, recipe in table.recipes.items()
 }
+
+
+def is_code(name: str) -> bool:
+    """Returns whether ``find`` would run code from outside the package, which may import JAX."""
+    return name not in ALL and (name.endswith(".py") or name in own_code.entry_points("recipes"))
 
 
 def find(name: str) -> Listing:
