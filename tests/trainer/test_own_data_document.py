@@ -3,6 +3,8 @@
 import pathlib
 import re
 import shlex
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ TEXT = (pathlib.Path(__file__).parents[2] / "docs/own_data.md").read_text()
 FILES = dict(re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)```", TEXT, re.MULTILINE | re.DOTALL))
 COMMANDS = [line for block in re.findall(r"```console\n(.*?)```", TEXT, re.DOTALL) for line in block.splitlines()]
 QUICK = {
-    "train": "--mesh data=1 --batch-size 8 --steps 2 --image-size 16 --warmup-steps 0 --k 1 --quiet",
+    "train": "--mesh data=2 --batch-size 8 --steps 2 --image-size 16 --warmup-steps 0 --k 1 --quiet",
     "compare": "--batch-size 8 --epochs 1 --image-size 8 --model mlp --crop-padding none --rounds 1 --seeds 1",
     "plan": "--batch-size 8 --image-size 16 --quiet",
 }
@@ -61,4 +63,7 @@ def test_the_commands_run(workplace, monkeypatch, capsys):
         code = main([*words, *QUICK.get(words[0], "").split()])
         captured = capsys.readouterr()
         assert code == 0, f"{command}\n{captured.err}"
+    command = [sys.executable, "-m", "looksam.cli", "eval", "runs/my_recipe-seed0"]  # which imports the files again
+    later = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert later.stdout.startswith("evaluated at step 2: test accuracy"), later.stderr
     assert {"mine-seed0", "mine-sam", "my_recipe-seed0"} <= {folder.name for folder in pathlib.Path("runs").iterdir()}
