@@ -68,10 +68,14 @@ def _from_result(name: str, result: Any, shape: Shape, dtype: DTypeLike) -> Mode
 # --- Flax NNX -----------------------------------------------------------------------------------------------------
 
 
-def _from_module(name: str, make: Callable[[nnx.Rngs], Any], dtype: DTypeLike) -> Model:
+def _from_module(name: str, build: Callable[[nnx.Rngs], Any], dtype: DTypeLike) -> Model:
+    def make(rngs: nnx.Rngs) -> nnx.Module:
+        module = build(rngs)
+        if not isinstance(module, nnx.Module):
+            raise OwnCodeError(f"model {name} takes rngs, but returns a {type(module).__name__}; return an nnx.Module.")
+        return module
+
     module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
-    if not isinstance(module, nnx.Module):
-        raise OwnCodeError(f"model {name} takes rngs, but returns a {type(module).__name__}; return an nnx.Module.")
     _check_variables(name, module)
     graph, *states = nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngState)
     like_params, like_stats, like_rngs = states
