@@ -8,9 +8,8 @@ the data.
 """
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +31,7 @@ from looksam.trainer.parallel import Layout, SingleDeviceLayout
 from looksam.trainer.recipe import Recipe
 
 SPLIT_SEED = 0  # of the held-out images and of the label noise: the same data for every seed of a run
+Split = Literal["validation", "test"]
 EVAL_BATCH = 500
 STREAMED_EVAL_BATCH = 100
 
@@ -44,20 +44,35 @@ def load(recipe: Recipe) -> Dataset:
     return prepared(recipe, read(recipe))
 
 
-def read(recipe: Recipe) -> Dataset:
-    """The dataset that a recipe names, whole and unchanged."""
-    data_dir = recipe.data_dir or os.environ.get("LOOKSAM_DATA")
-    return load_dataset(recipe.dataset, data_dir=data_dir, download=recipe.download, on_bad_image=recipe.on_bad_image)
+def read(recipe: Recipe, **options: Any) -> Dataset:
+    """The dataset that a recipe names, whole and unchanged; ``options`` are further ones of ``load_dataset``."""
+    return load_dataset(
+        recipe.dataset,
+        data_dir=recipe.data_dir,
+        download=recipe.download,
+        on_bad_image=recipe.on_bad_image,
+        image_column=recipe.image_column,
+        label_column=recipe.label_column,
+        num_classes=recipe.num_classes,
+        test_split=recipe.test_split,
+        image_size=recipe.image_size,
+        **options,
+    )
 
 
 def prepared(recipe: Recipe, dataset: Dataset) -> Dataset:
     """The dataset with the recipe's classes, validation split, size limit, label noise and image size."""
     if recipe.classes:
         dataset = _first_classes(dataset, recipe.classes)
+    if dataset.num_classes < 2:
+        raise ValueError(
+            f"{dataset.name} has a single class, {dataset.class_names[0]!r}, which leaves nothing to tell apart; "
+            "check --data-dir and --label-column."
+        )
     train: Any = dataset.train
-    test: Any = dataset.test
     if recipe.validation:
-        train, test = hold_out(train, recipe.validation, SPLIT_SEED)
+        train, held_out = hold_out(train, recipe.validation, SPLIT_SEED, setting="validation")
+        dataset = dataclasses.replace(dataset, validation=held_out)
     if recipe.train_limit and recipe.train_limit < len(train):
         _, train = hold_out(train, recipe.train_limit, SPLIT_SEED)
     if recipe.label_noise:
@@ -65,25 +80,28 @@ def prepared(recipe: Recipe, dataset: Dataset) -> Dataset:
     if recipe.batch_size > len(train) and not recipe.across_epochs:
         raise ValueError(
             f"batch_size={recipe.batch_size} is larger than the {len(train)} training images; pass at most that, "
-            "or across_epochs to let batches continue over the end of an epoch."
+            "or --across-epochs to let batches continue over the end of an epoch."
         )
-    dataset = dataclasses.replace(dataset, train=train, test=test)
-    return _resized(dataset, recipe.image_size)
+    return _resized(dataclasses.replace(dataset, train=train), recipe.image_size)
 
 
 def _first_classes(dataset: Dataset, count: int) -> Dataset:
     if count > dataset.num_classes:
         raise ValueError(f"classes={count} is more than the {dataset.num_classes} of {dataset.name}; pass fewer.")
-    train, test = (part.take(np.flatnonzero(part.labels < count)) for part in (dataset.train, dataset.test))
-    return dataclasses.replace(dataset, train=train, test=test, num_classes=count)
+    splits: dict[str, Any] = {
+        name: split.take(np.flatnonzero(split.labels < count)) for name, split in dataset.splits().items()
+    }
+    return dataclasses.replace(dataset, num_classes=count, class_names=dataset.class_names[:count], **splits)
 
 
 def _resized(dataset: Dataset, side: int | None) -> Dataset:
     height, width, channels = dataset.image_shape
     if side is None or (height, width) == (side, side):
         return dataset
-    train, test = (_resize(part, side) if isinstance(part, Images) else part for part in (dataset.train, dataset.test))
-    return dataclasses.replace(dataset, train=train, test=test, image_shape=(side, side, channels))
+    splits: dict[str, Any] = {
+        name: _resize(split, side) if isinstance(split, Images) else split for name, split in dataset.splits().items()
+    }
+    return dataclasses.replace(dataset, image_shape=(side, side, channels), **splits)
 
 
 def _resize(images: Images, side: int) -> Images:
@@ -238,9 +256,13 @@ class EvalBatch(NamedTuple):
     weight: Any
 
 
-def make_eval_batches(dataset: Dataset, recipe: Recipe, layout: Layout | None = None) -> Iterator[EvalBatch]:
-    """Every test image once, in batches that divide evenly over the devices."""
-    layout, test = layout or SingleDeviceLayout(), dataset.test
+def make_eval_batches(
+    dataset: Dataset, recipe: Recipe, layout: Layout | None = None, split: Split = "test"
+) -> Iterator[EvalBatch]:
+    """Every image of a split once, in batches that divide evenly over the devices."""
+    layout, test = layout or SingleDeviceLayout(), dataset.test if split == "test" else dataset.validation
+    if test is None:
+        raise ValueError(f"{dataset.name} has no validation split; pass --validation, or evaluate on the test set.")
     if isinstance(test, Images):
         return _eval_batches_in_memory(test, layout)
     return _eval_batches_streamed(test, dataset.image_shape[0], recipe, layout)

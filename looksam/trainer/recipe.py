@@ -47,8 +47,16 @@ class Recipe:
     """Folder of the dataset's files; by default the environment variable LOOKSAM_DATA."""
     download: bool = False
     """Download the dataset if it is not there (cifar100 only)."""
+    image_column: str | None = None
+    """Column of the encoded images in Parquet files, if there are several."""
+    label_column: str | None = None
+    """Column of the labels in Parquet files, if there are several."""
+    num_classes: int | None = None
+    """Number of classes of Parquet files, if some have no training image and the files do not name them."""
+    test_split: str | None = None
+    """Split to test on, such as validation; by default test, or else validation or val."""
     validation: float | None = None
-    """Fraction of the training set to hold out and evaluate on, instead of the test set."""
+    """Fraction of the training set to hold out and select the best checkpoint on."""
     classes: int | None = None
     """Use only this many classes, the first ones."""
     train_limit: int | None = None
@@ -64,7 +72,7 @@ class Recipe:
     model: str = "mlp"
     """Name, such as resnet18 or vit_b16, or file.py:function for your own; resnet, wide_resnet and vit take sizes."""
     image_size: int | None = None
-    """Side of the images that the model sees; by default their own, or 224 for streamed images."""
+    """Side of the images that the model sees; by default their own, or 224 if they differ or do not fit in memory."""
     width: int | None = None
     """Number of channels, or the size of a token."""
     depth: int | None = None
@@ -163,6 +171,14 @@ class Recipe:
     """Number of steps between checkpoints."""
     keep_checkpoints: int = 2
     """Number of recent checkpoints to keep, in addition to the best one."""
+    patience: int | None = None
+    """Stop after this many evaluations in a row without a better accuracy."""
+    max_minutes: float | None = None
+    """Stop after this many minutes, with everything saved; the same command then resumes the run."""
+    tensorboard: bool = False
+    """Write the metrics for TensorBoard too."""
+    wandb: str | None = None
+    """Project of Weights & Biases to which the metrics are sent too."""
 
     def __post_init__(self) -> None:
         for name, built_in in (("dataset", DATASETS), ("model", MODELS)):
@@ -173,9 +189,11 @@ class Recipe:
         check_name("method", self.method, METHODS)
         for name in ("batch_size", "epochs", "k", "eval_every", "log_every", "checkpoint_every", "keep_checkpoints"):
             check_at_least(name, getattr(self, name), 1)
+        check_at_least("patience", self.patience, 1)
+        for name in ("classes", "num_classes"):
+            check_at_least(name, getattr(self, name), 2)
         for name in ("steps", "microbatch", "train_limit", "image_size", "scale_from_batch", *MODEL_SIZES):
             check_at_least(name, getattr(self, name), 1)
-        check_at_least("classes", self.classes, 2)
         for name in ("workers", "randaugment", "warmup_steps", "seed", "crop_padding"):
             check_at_least(name, getattr(self, name), 0)
         for name in ("learning_rate", "weight_decay", "rho", "alpha", "eta", "mixup", "randaugment_magnitude"):
@@ -186,6 +204,8 @@ class Recipe:
             raise ValueError(f"seed={self.seed} is out of range; pass 0 <= seed <= {LARGEST_SEED}.")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ValueError(f"clip_norm={self.clip_norm} is out of range; pass a norm > 0, or leave it out.")
+        if self.max_minutes is not None and not self.max_minutes > 0:
+            raise ValueError(f"max_minutes={self.max_minutes} is out of range; pass minutes > 0, or leave it out.")
         if not self.p > 1:
             raise ValueError(f"p={self.p} is out of range; pass 1 < p <= inf.")
         if self.groups != "device":

@@ -15,7 +15,15 @@ import numpy as np
 
 from looksam.rules import Rule
 from looksam.rules.pytree import path_string
-from looksam.trainer.batches import EpochSchedule, TrainBatches, load, make_eval_batches, make_train_batches, read
+from looksam.trainer.batches import (
+    EpochSchedule,
+    Split,
+    TrainBatches,
+    load,
+    make_eval_batches,
+    make_train_batches,
+    read,
+)
 from looksam.trainer.data import Dataset, Images
 from looksam.trainer.models import Model, build_model, find_builder
 from looksam.trainer.optimizers import make_optimizer, make_rule
@@ -49,9 +57,9 @@ class Training:
         refresh = self.programs.refreshes(i)
         return self.programs.step(state, refresh, *self.batches.arguments(i), log=np.bool_(log))
 
-    def evaluate(self, state: TrainState) -> dict[str, float]:
-        """The mean loss and the accuracy in percent on the test set, each image counted once."""
-        batches = make_eval_batches(self.dataset, self.recipe, self.layout)
+    def evaluate(self, state: TrainState, split: Split = "test") -> dict[str, float]:
+        """The mean loss and the accuracy in percent on the test or validation split, each image counted once."""
+        batches = make_eval_batches(self.dataset, self.recipe, self.layout, split)
         sums = [self.programs.evaluate(state.params, state.stats, *batch) for batch in batches]
         loss, hits, images = (sum(float(part[name]) for part in sums) for name in ("loss", "hits", "images"))
         return {"loss": loss / images, "accuracy": 100 * hits / images}
@@ -154,6 +162,12 @@ DATASET_SIZES = {  # that are known without their files
     "imagenet": DatasetSize(1_281_167, 1000, (224, 224, 3)),
 }
 
+# The settings with which a dataset is read.
+READ_BY = (
+    *("dataset", "data_dir", "download", "on_bad_image", "image_column", "label_column", "num_classes", "test_split"),
+    "image_size",
+)
+
 # The programs are only inspected, never run: machine code need not be good.
 FAST_COMPILE: dict[str, str | bool] = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": True}
 
@@ -189,7 +203,7 @@ def dataset_size(recipe: Recipe) -> DatasetSize:
     """The size of a recipe's dataset, before classes or images are left out; read from its files if need be."""
     if recipe.dataset in DATASET_SIZES:
         return DATASET_SIZES[recipe.dataset]
-    return _size_on_disk(Recipe(dataset=recipe.dataset, data_dir=recipe.data_dir, on_bad_image=recipe.on_bad_image))
+    return _size_on_disk(Recipe(**{name: getattr(recipe, name) for name in READ_BY}))
 
 
 @functools.lru_cache(maxsize=8)

@@ -59,6 +59,7 @@ class Runner:
     def __init__(self, recipe: Recipe, dataset: Dataset, arrays: tuple[jax.Array, jax.Array] | None = None) -> None:
         if recipe.across_epochs:
             raise ValueError("comparisons draw batches within epochs; use `looksam train` for across_epochs.")
+        dataset = dataset.with_validation_as_test() if recipe.validation else dataset  # tuning never sees the test set
         self.recipe, self.dataset = recipe, dataset
         self.train, self.test = _in_memory(dataset)
         self._data = arrays or device_arrays(dataset)

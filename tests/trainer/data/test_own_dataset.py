@@ -42,7 +42,7 @@ def whole(**changes):
     ("result", "message"),
     [
         (lambda request: (PIXELS, LABELS), "returns a tuple; define it as def load"),
-        (lambda request: whole(num_classes=1), "num_classes=1; a classifier needs at least 2"),
+        (lambda request: whole(num_classes=1, class_names=("a",)), "num_classes=1; a classifier needs at least 2"),
         (lambda request: whole(mean=(0.5,)), "has 1 means and 3 stds for 3 channels"),
         (lambda request: whole(test=LABELS), "test is a ndarray; pass Images or Encoded"),
         (
@@ -70,7 +70,7 @@ def test_a_dataset_that_does_not_fit_is_refused(monkeypatch, result, message):
 
 
 def test_missing_data_is_no_error_of_the_function(monkeypatch):
-    with pytest.raises(FileNotFoundError, match="data_dir='somewhere' is not a folder"):
+    with pytest.raises(FileNotFoundError, match="--data-dir .*somewhere is not a folder"):
         loaded(monkeypatch, lambda request: request.folder())
 
 

@@ -50,9 +50,8 @@ def checked(name: str, dataset: Any) -> Dataset:
             f"dataset {name} has {len(dataset.mean)} means and {len(dataset.std)} stds for {channels} channels; "
             "give one per channel."
         )
-    parts = {split: getattr(dataset, split, None) for split in ("train", "test", "validation")}
     with reported(f"dataset {name}"):
-        fitting = {split: _checked_part(split, part, dataset) for split, part in parts.items() if part is not None}
+        fitting = {split: _checked_part(split, part, dataset) for split, part in dataset.splits().items()}
     return dataclasses.replace(dataset, **fitting)
 
 
@@ -66,4 +65,5 @@ def _checked_part(split: str, part: Any, dataset: Dataset) -> Images | Encoded:
                 f"{split}: images are {part.images.shape[1:]}, and image_shape is {dataset.image_shape}; "
                 "give all images one shape."
             )
-    return part.with_labels(check_labels(part.labels, dataset.num_classes, lambda row: f"{split}, row {row}"))
+    fix = "number the classes from 0, or correct num_classes."
+    return part.with_labels(check_labels(part.labels, dataset.num_classes, lambda row: f"{split}, row {row}", fix))
