@@ -1,4 +1,4 @@
-"""``looksam train`` and ``looksam eval``: a recipe and flags in, a trained model and its scores out."""
+"""``looksam train``: a recipe and flags in, a trained model and its scores out."""
 
 import argparse
 import pathlib
@@ -6,14 +6,13 @@ import signal
 from typing import Any
 
 from looksam.cli.environment import prepare_jax
-from looksam.cli.output import SIGNALLED, existing_run, print_result, report
+from looksam.cli.output import SIGNALLED, print_result, report
 from looksam.cli.parser import (
     Command,
     Parser,
     add_json,
     add_processes,
     add_quiet,
-    add_run,
     add_settings,
     process_arguments,
     recipe_named,
@@ -30,15 +29,8 @@ examples:
   looksam train digits-noise30 --method sam --rho 0.6 --seed 1 --run-dir runs/digits-sam
   looksam train digits-noise30 --start 0.8          the rule acts in the last fifth of the run
   looksam train cifar100-small-resnet --data-dir data --download --epochs 5
+  looksam train cifar100-small-vit --data-dir data --init-from runs/other --freeze "^(embed|blocks/[0-3])/"
   looksam recipes --json digits     the settings of a recipe
-"""
-EVAL_DESCRIPTION = """\
-Evaluate a checkpoint of a run on the data that its recipe names. The run may still be training.
-"""
-EVAL_EXAMPLES = """\
-examples:
-  looksam eval runs/digits-noise30-seed0
-  looksam eval runs/digits-noise30-seed0 --checkpoint best --json
 """
 
 
@@ -74,20 +66,6 @@ def _exit_code(result: dict[str, Any]) -> int:
     return SIGNALLED + int(result.get("signal") or signal.SIGINT)
 
 
-def _add_eval_arguments(parser: Parser) -> None:
-    add_run(parser)
-    add_json(parser)
-
-
-def _evaluate(arguments: argparse.Namespace) -> int:
-    directory = existing_run(arguments.run_dir)
-    prepare_jax()
-    from looksam.trainer import evaluate_run
-
-    print_result(evaluate_run(directory, checkpoint=arguments.checkpoint), as_json=arguments.json)
-    return 0
-
-
 COMMANDS = (
     Command(
         "train",
@@ -96,13 +74,5 @@ COMMANDS = (
         TRAIN_EXAMPLES,
         _add_train_arguments,
         _train,
-    ),
-    Command(
-        "eval",
-        "evaluate a checkpoint of a run",
-        EVAL_DESCRIPTION,
-        EVAL_EXAMPLES,
-        _add_eval_arguments,
-        _evaluate,
     ),
 )

@@ -1,7 +1,7 @@
 """The training loop: steps, evaluation, metrics and checkpoints, until the run is finished or asked to stop.
 
-``run`` trains a recipe in a folder, resuming from the latest valid checkpoint there. ``restored`` and
-``evaluate_run`` read a run back. ``Interrupts`` turns Ctrl-C and SIGTERM into a flag, so that a run stops between two
+``run`` trains a recipe in a folder, resuming from the latest valid checkpoint there. ``restored``
+reads a run back. ``Interrupts`` turns Ctrl-C and SIGTERM into a flag, so that a run stops between two
 steps.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from looksam.trainer import distributed
+from looksam.trainer import distributed, fine_tune
 from looksam.trainer.checkpoints import CheckpointChoice, Checkpoints
 from looksam.trainer.metrics import MetricsLog
 from looksam.trainer.progress import Progress
@@ -136,7 +136,8 @@ class _Loop:
         restored = self.checkpoints.restore(self.training.programs.abstract_state)
         if restored is None:
             self.log.cut_back(0)
-            return 0, self._compiled(self.training.init)
+            state = self._compiled(self.training.init)
+            return 0, fine_tune.with_initial_weights(self.training, state, self.report)
         step, state, meta = restored
         self.log.cut_back(step)
         self.best, self.test, self.safe_step = meta["best"], meta["test"], step
@@ -248,25 +249,6 @@ def restored(
     finally:
         training.batches.close()
         checkpoints.close()
-
-
-def evaluate_run(run_dir: str | pathlib.Path, checkpoint: CheckpointChoice = "last") -> dict[str, Any]:
-    """Returns accuracy and loss of a run's checkpoint on the test set, or on what ``validation`` holds out.
-
-    Args:
-        run_dir: the run's folder.
-        checkpoint: "last" for the latest valid one, "best" for the one with the highest best metric, or a step.
-    """
-    directory = pathlib.Path(run_dir)
-    with restored(directory, checkpoint=checkpoint) as (training, step, state):
-        scores = training.evaluate(state)
-    return {
-        "step": step,
-        "split": evaluated_split(training.recipe),
-        "test_accuracy": scores["accuracy"],
-        "test_loss": scores["loss"],
-        "run_dir": str(directory),
-    }
 
 
 class Interrupts:

@@ -4,7 +4,6 @@
 compiled from ``step.py``. ``compile_step`` compiles the same programs ahead of time, from shapes alone.
 """
 
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,16 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from looksam.rules import Rule
-from looksam.rules.pytree import path_string
 from looksam.trainer.batches import EpochSchedule, TrainBatches, load, make_eval_batches, make_train_batches
 from looksam.trainer.data import Dataset, Images
 from looksam.trainer.models import Model, build_model
 from looksam.trainer.optimizers import make_optimizer, make_rule
 from looksam.trainer.parallel import BatchSplit, Layout, MeshLayout, make_layout
-from looksam.trainer.recipe import MODEL_SIZES, Recipe
+from looksam.trainer.parameter_paths import check_paths
+from looksam.trainer.recipe import Recipe
 from looksam.trainer.step import Metrics, TrainState, init_state, make_eval_step, make_train_step
-
-SHOWN_PATHS = 5  # of parameters, in an error
 
 
 class Training:
@@ -79,13 +76,13 @@ class Programs:
         rule: Rule | None = None,
     ) -> None:
         self.model = model = make_model(recipe, dataset)
-        check_perturb(recipe, model)
+        check_paths(recipe, model)
         tx = make_optimizer(recipe, total_steps)
         self.rule: Rule | None = rule or make_rule(recipe, total_steps)
         train_step = make_train_step(recipe, dataset, model, self.rule, tx, layout)
 
         def init(seed: Any) -> TrainState:
-            return init_state(jax.random.key(seed), model, self.rule, tx)
+            return init_state(jax.random.key(seed), model, self.rule, tx, recipe.freeze)
 
         def step(
             state: TrainState, refresh: bool | None, *arguments: jax.Array, log: bool | jax.Array = False
@@ -107,28 +104,13 @@ class Programs:
 
 def make_model(recipe: Recipe, dataset: Dataset) -> Model:
     """The model of a recipe, for the images and classes of a dataset."""
-    names = (*MODEL_SIZES, "dropout", "stochastic_depth")
-    options = {name: getattr(recipe, name) for name in names if getattr(recipe, name) is not None}
     return build_model(
         recipe.model,
         image_shape=dataset.image_shape,
         num_classes=dataset.num_classes,
         dtype=jnp.dtype(recipe.dtype),
-        **options,
+        **recipe.model_options(),
     )
-
-
-def check_perturb(recipe: Recipe, model: Model) -> None:
-    """Raises if the recipe's ``perturb`` matches no parameter of its model."""
-    if recipe.perturb is None:
-        return
-    params, _ = jax.eval_shape(model.init, jax.random.key(0))
-    paths = [path_string(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    if not any(re.search(recipe.perturb, path) for path in paths):
-        shown = ", ".join(paths[:SHOWN_PATHS]) + (", …" if len(paths) > SHOWN_PATHS else "")
-        raise ValueError(
-            f"perturb={recipe.perturb!r} matches none of the parameters, {shown}; pass an expression that does."
-        )
 
 
 def _with_sharding(shape: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
