@@ -55,9 +55,9 @@ def prepared(recipe: Recipe, dataset: Dataset) -> Dataset:
     if recipe.classes:
         dataset = _first_classes(dataset, recipe.classes)
     train: Any = dataset.train
-    test: Any = dataset.test
     if recipe.validation:
-        train, test = hold_out(train, recipe.validation, SPLIT_SEED)
+        train, held_out = hold_out(train, recipe.validation, SPLIT_SEED)
+        dataset = dataclasses.replace(dataset, test=held_out, validation=None)
     if recipe.train_limit and recipe.train_limit < len(train):
         _, train = hold_out(train, recipe.train_limit, SPLIT_SEED)
     if recipe.label_noise:
@@ -67,23 +67,26 @@ def prepared(recipe: Recipe, dataset: Dataset) -> Dataset:
             f"batch_size={recipe.batch_size} is larger than the {len(train)} training images; pass at most that, "
             "or across_epochs to let batches continue over the end of an epoch."
         )
-    dataset = dataclasses.replace(dataset, train=train, test=test)
-    return _resized(dataset, recipe.image_size)
+    return _resized(dataclasses.replace(dataset, train=train), recipe.image_size)
 
 
 def _first_classes(dataset: Dataset, count: int) -> Dataset:
     if count > dataset.num_classes:
         raise ValueError(f"classes={count} is more than the {dataset.num_classes} of {dataset.name}; pass fewer.")
-    train, test = (part.take(np.flatnonzero(part.labels < count)) for part in (dataset.train, dataset.test))
-    return dataclasses.replace(dataset, train=train, test=test, num_classes=count)
+    splits: dict[str, Any] = {
+        name: split.take(np.flatnonzero(split.labels < count)) for name, split in dataset.splits().items()
+    }
+    return dataclasses.replace(dataset, num_classes=count, class_names=dataset.class_names[:count], **splits)
 
 
 def _resized(dataset: Dataset, side: int | None) -> Dataset:
     height, width, channels = dataset.image_shape
     if side is None or (height, width) == (side, side):
         return dataset
-    train, test = (_resize(part, side) if isinstance(part, Images) else part for part in (dataset.train, dataset.test))
-    return dataclasses.replace(dataset, train=train, test=test, image_shape=(side, side, channels))
+    splits: dict[str, Any] = {
+        name: _resize(split, side) if isinstance(split, Images) else split for name, split in dataset.splits().items()
+    }
+    return dataclasses.replace(dataset, image_shape=(side, side, channels), **splits)
 
 
 def _resize(images: Images, side: int) -> Images:

@@ -28,6 +28,7 @@ SIZE = 168_513_733  # bytes
 CLASSES = 100
 
 _RECORDS = {"cifar-100-binary/train.bin": 50_000, "cifar-100-binary/test.bin": 10_000}
+_NAMES = "cifar-100-binary/fine_label_names.txt"
 _RECORD_BYTES = 2 + 3 * 32 * 32  # coarse label, fine label, then the red, green and blue planes
 _REPLACE = f"replace it by the official binary archive, {URL} (the pickled Python archive is not supported)."
 
@@ -60,7 +61,17 @@ def load_cifar100_archive(folder: Path) -> Dataset:
     path = folder / ARCHIVE
     check_digest(path, SHA256, f"Move it away and download it again with download=True, or get it from {URL}")
     train, test = read_archive(path, _RECORDS).values()
-    return Dataset.from_images("cifar100", train, test, CLASSES)
+    return Dataset.from_images("cifar100", train, test, CLASSES, class_names=read_class_names(path))
+
+
+def read_class_names(path: Path) -> tuple[str, ...]:
+    """Returns the names of the fine classes, one per line in the archive; () if they are not there."""
+    with tarfile.open(path, "r:gz") as archive:
+        for member in archive:  # the names come first
+            if member.name == _NAMES and member.isreg() and member.size < _DOWNLOAD_BYTES:
+                file = archive.extractfile(member)
+                return tuple(file.read().decode().split()) if file else ()
+    return ()
 
 
 def read_archive(path: Path, records: dict[str, int]) -> dict[str, Images]:

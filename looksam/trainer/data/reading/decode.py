@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from looksam.trainer.data.reading.dataset import Encoded, Images, require
+from looksam.trainer.data.reading.dataset import DataError, Encoded, Images, Splits, require
 
-MAX_DECODED_BYTES = 2**30  # of train and test together; larger sets are streamed
+MAX_DECODED_BYTES = 2**30  # of all splits together; larger sets are streamed
 # A closed list: Pillow would otherwise also try formats that pass the bytes to an external program.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 
@@ -24,7 +24,7 @@ _LOG = logging.getLogger("looksam.trainer.data")
 _IMAGES_PER_TASK = 256  # that a thread decodes at once
 
 
-class BadImageError(ValueError):
+class BadImageError(DataError):
     """An image that cannot be decoded."""
 
 
@@ -74,15 +74,15 @@ class _OtherSizeError(Exception):
     """An image of another size than the first one."""
 
 
-def decode_small_sets(train: Encoded, test: Encoded, limit: int = MAX_DECODED_BYTES) -> tuple[Images, Images] | None:
-    """Decodes both sets into memory; None if they exceed the limit in bytes or their images differ in size."""
+def decode_small_sets(splits: Splits, limit: int = MAX_DECODED_BYTES) -> dict[str, Images] | None:
+    """Decodes all splits into memory; None if they exceed the limit in bytes or their images differ in size."""
     if limit <= 0:
         return None
-    shape = _first_shape(train)
-    if (len(train) + len(test)) * int(np.prod(shape)) > limit:
+    shape = _first_shape(splits.train)
+    if sum(map(len, splits.named().values())) * int(np.prod(shape)) > limit:
         return None
     try:
-        return _decode_all(train, shape), _decode_all(test, shape)
+        return {name: _decode_all(split, shape) for name, split in splits.named().items()}
     except _OtherSizeError:
         return None
 

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from looksam.trainer.data.reading.dataset import Encoded, OnBadImage
+from looksam.trainer.data.reading.dataset import Encoded, OnBadImage, Splits, digest_of
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm"))
+FILES_MEASURED = 10_000  # whose sizes are part of a fingerprint; asking for all of ImageNet's would take too long
 
 
 def has_class_folders(folder: Path) -> bool:
@@ -15,21 +16,47 @@ def has_class_folders(folder: Path) -> bool:
 
 
 def read_class_folders(
-    folder: Path, *, on_bad_image: OnBadImage = "fail", test_splits: tuple[str, ...] = ("test", "val")
-) -> tuple[Encoded, Encoded, int]:
-    """Returns (train, test, number of classes) of ``train/<class>/*.jpg`` and ``test`` or ``val/<class>/*.jpg``.
+    folder: Path,
+    *,
+    on_bad_image: OnBadImage = "fail",
+    test_splits: tuple[str, ...] = ("test", "val"),
+    validation_splits: tuple[str, ...] = (),
+) -> Splits:
+    """Returns the splits of ``train/<class>/*.jpg`` and ``test`` or ``val/<class>/*.jpg``.
 
-    Both splits must have the same classes. Files that are not images by their suffix are ignored.
+    All splits must have the same classes. Files that are not images by their suffix are ignored.
+
+    Args:
+      folder: the folder with a directory per split.
+      on_bad_image: 'fail' or 'skip', for images that cannot be decoded.
+      test_splits: the first of these that exists is the test set.
+      validation_splits: the first of these that exists, and is not the test set, is the validation set.
     """
-    train_folder, test_folder = _split(folder, ("train",)), _split(folder, test_splits)
-    train, test = _classes(train_folder), _classes(test_folder)
-    if train != test:
-        odd = sorted(set(train) ^ set(test))
+    train, test = _split(folder, ("train",)), _split(folder, test_splits)
+    validation = next((folder / name for name in validation_splits if _is_other_split(folder / name, test)), None)
+    classes = _classes(train)
+    for other in (test, validation):
+        if other is not None:
+            _check_same_classes(train, classes, other)
+    return Splits(
+        _encoded(train, classes, on_bad_image),
+        _encoded(test, classes, on_bad_image),
+        tuple(classes),
+        None if validation is None else _encoded(validation, classes, on_bad_image),
+    )
+
+
+def _is_other_split(path: Path, test: Path) -> bool:
+    return path.is_dir() and path != test
+
+
+def _check_same_classes(train: Path, classes: list[str], other: Path) -> None:
+    odd = sorted(set(classes) ^ set(_classes(other)))
+    if odd:
         raise ValueError(
-            f"{train_folder} and {test_folder} differ in their classes ({len(odd)} in one only, e.g. {odd[0]!r}); "
+            f"{train} and {other} differ in their classes ({len(odd)} in one only, e.g. {odd[0]!r}); "
             "give both the same class directories."
         )
-    return _encoded(train_folder, train, on_bad_image), _encoded(test_folder, test, on_bad_image), len(train)
 
 
 def _split(folder: Path, names: tuple[str, ...]) -> Path:
@@ -83,3 +110,9 @@ class FileRows:
 
     def blocks_at_once(self) -> int:
         return 1
+
+    def fingerprint(self) -> str:
+        """Returns a digest of the names of all files and the sizes of some of them."""
+        names = [f"{path.parent.name}/{path.name}" for path in self._paths]
+        sampled = self._paths[:: max(1, len(self._paths) // FILES_MEASURED)]
+        return digest_of(names, [path.stat().st_size for path in sampled])

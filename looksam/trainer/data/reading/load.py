@@ -9,18 +9,20 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from looksam.arguments import did_you_mean
 from looksam.trainer.data.reading import DATASETS, cifar_archive
-from looksam.trainer.data.reading.dataset import ON_BAD_IMAGE, Dataset, Encoded, Images, OnBadImage, require
+from looksam.trainer.data.reading.dataset import ON_BAD_IMAGE, Dataset, Images, OnBadImage, Splits, require
 from looksam.trainer.data.reading.decode import MAX_DECODED_BYTES, decode_small_sets
 from looksam.trainer.data.reading.image_folder import has_class_folders, read_class_folders
 from looksam.trainer.data.reading.labels import hold_out
 from looksam.trainer.data.reading.parquet import has_parquet, read_parquet
 
 TEST_SPLITS = ("test", "validation", "val")  # the first that exists is the test set
+VALIDATION_SPLITS = ("validation", "val")  # the first that exists, next to a test set, is the validation set
 IMAGENET_TEST_SPLITS = ("validation", "val", "test")  # the labels of ImageNet's test images are not public
 IMAGENET_CLASSES = 1000
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # the usual constants, for sets that are too large to measure
@@ -118,8 +120,13 @@ class Request:
             return (self.test_split,)
         return IMAGENET_TEST_SPLITS if self.name == "imagenet" else TEST_SPLITS
 
-    def parquet(self, folder: Path, num_classes: int | None) -> tuple[Encoded, Encoded, int]:
-        """Returns (train, test, number of classes) of a folder of Parquet files."""
+    def validation_splits(self) -> tuple[str, ...]:
+        """Returns the names of the validation split, in order of preference; none if one of them is the test split."""
+        tests_on_validation = self.name == "imagenet" or self.test_split in VALIDATION_SPLITS
+        return () if tests_on_validation else VALIDATION_SPLITS
+
+    def parquet(self, folder: Path, num_classes: int | None) -> Splits:
+        """Returns the splits of a folder of Parquet files."""
         return read_parquet(
             folder,
             on_bad_image=self.on_bad_image,
@@ -127,11 +134,17 @@ class Request:
             label_column=self.label_column,
             num_classes=num_classes,
             test_splits=self.test_splits(),
+            validation_splits=self.validation_splits(),
         )
 
-    def class_folders(self, folder: Path) -> tuple[Encoded, Encoded, int]:
-        """Returns (train, test, number of classes) of a folder with a directory per class."""
-        return read_class_folders(folder, on_bad_image=self.on_bad_image, test_splits=self.test_splits())
+    def class_folders(self, folder: Path) -> Splits:
+        """Returns the splits of a folder with a directory per class."""
+        return read_class_folders(
+            folder,
+            on_bad_image=self.on_bad_image,
+            test_splits=self.test_splits(),
+            validation_splits=self.validation_splits(),
+        )
 
     def check_classes(self, folder: Path, count: int, expected: int) -> None:
         """Raises unless the training images have the expected number of classes."""
@@ -141,13 +154,19 @@ class Request:
                 "correct num_classes, or load a dataset other than ImageNet-1k as 'parquet' or 'folder'."
             )
 
-    def dataset(self, train: Encoded, test: Encoded, num_classes: int) -> Dataset:
+    def dataset(self, splits: Splits) -> Dataset:
         """Returns the dataset, decoded into memory if it is small, and to be streamed otherwise."""
-        decoded = decode_small_sets(train, test, self.max_decoded_bytes)
+        about: dict[str, Any] = {
+            "name": self.name,
+            "num_classes": len(splits.class_names),
+            "class_names": splits.class_names,
+            "fingerprints": {name: split.rows.fingerprint() for name, split in splits.named().items()},
+        }
+        decoded = decode_small_sets(splits, self.max_decoded_bytes)
         if decoded is not None:
-            return Dataset.from_images(self.name, *decoded, num_classes)
+            return Dataset.from_images(**about, **decoded)
         shape = (STREAMED_SIZE, STREAMED_SIZE, 3)
-        return Dataset(self.name, train, test, num_classes, shape, IMAGENET_MEAN, IMAGENET_STD)
+        return Dataset(**about, **splits.named(), image_shape=shape, mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
 def load_digits(request: Request) -> Dataset:
@@ -172,7 +191,7 @@ def load_cifar100(request: Request) -> Dataset:
     if cifar_archive.has_archive(folder):
         return cifar_archive.load_cifar100_archive(folder)
     if has_parquet(folder):
-        return request.dataset(*request.parquet(folder, cifar_archive.CLASSES))
+        return request.dataset(request.parquet(folder, cifar_archive.CLASSES))
     if not request.download:
         raise cifar_archive.not_found(folder)
     cifar_archive.download_cifar100(folder)
@@ -183,24 +202,26 @@ def load_imagenet(request: Request) -> Dataset:
     """Loads ImageNet-1k from Parquet files or class folders."""
     folder = request.folder()
     if has_parquet(folder):
-        train, test, _ = request.parquet(folder, IMAGENET_CLASSES)
-        count = len(np.unique(train.labels))
+        splits = request.parquet(folder, IMAGENET_CLASSES)
+        count = len(np.unique(splits.train.labels))
     elif has_class_folders(folder):
-        train, test, count = request.class_folders(folder)
+        splits = request.class_folders(folder)
+        count = len(splits.class_names)
     else:
         raise FileNotFoundError(f"{folder} has neither train-*.parquet nor train/<class>/; put {request.name} there.")
     request.check_classes(folder, count, IMAGENET_CLASSES)
-    return request.dataset(train, test, IMAGENET_CLASSES)
+    return request.dataset(splits)
 
 
 def load_parquet(request: Request) -> Dataset:
     """Loads any dataset from a folder of Parquet files."""
-    return request.dataset(*request.parquet(request.folder(), request.num_classes))
+    return request.dataset(request.parquet(request.folder(), request.num_classes))
 
 
 def load_folder(request: Request) -> Dataset:
     """Loads any dataset from a folder with a directory per class."""
     folder = request.folder()
-    train, test, count = request.class_folders(folder)
+    splits = request.class_folders(folder)
+    count = len(splits.class_names)
     request.check_classes(folder, count, request.num_classes or count)
-    return request.dataset(train, test, count)
+    return request.dataset(splits)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from looksam.trainer.data.reading.dataset import Encoded, OnBadImage, require
+from looksam.trainer.data.reading.dataset import Encoded, OnBadImage, Splits, digest_of, numbered, require
 from looksam.trainer.data.reading.decode import BadImageError
 from looksam.trainer.data.reading.labels import check_class_count, check_labels
 
@@ -32,8 +32,9 @@ def read_parquet(
     label_column: str | None = None,
     num_classes: int | None = None,
     test_splits: tuple[str, ...] = ("test", "validation"),
-) -> tuple[Encoded, Encoded, int]:
-    """Returns (train, test, number of classes) of a folder with ``train-*.parquet`` and ``test-*`` or ``validation-*``.
+    validation_splits: tuple[str, ...] = (),
+) -> Splits:
+    """Returns the splits of a folder with ``train-*.parquet`` and ``test-*`` or ``validation-*``.
 
     Args:
       folder: the folder with the files, or with a subfolder ``data`` that has them.
@@ -42,20 +43,21 @@ def read_parquet(
       label_column: by default the only integer column, else ``label``, else ``fine_label``.
       num_classes: by default the number of class names in the metadata, else the largest training label + 1.
       test_splits: the first of these that exists is the test set.
+      validation_splits: the first of these that exists, and is not the test set, is the validation set.
     """
-    train_files = _split(folder, ("train",))
-    test_files = _split(folder, test_splits)
-    schema = _schema(train_files[0])
-    image = image_column or _only(_image_columns(schema), "encoded-image", "image_column", train_files[0], schema)
-    label = label_column or _label_column(schema, train_files[0])
-    train_labels = _labels(train_files, image, label)
-    test_labels = _labels(test_files, image, label)
-    classes = num_classes or _named_classes(schema, label) or max(1, int(train_labels.max()) + 1)
-    check_class_count(classes)
-    return (
-        _encoded(train_files, image, train_labels, classes, on_bad_image),
-        _encoded(test_files, image, test_labels, classes, on_bad_image),
-        classes,
+    files = {"train": _split(folder, ("train",)), "test": _split(folder, test_splits)}
+    others = (_files(folder, name) for name in validation_splits)
+    files |= {"validation": found for found in others if found and found != files["test"]}
+    first = files["train"][0]
+    schema = _schema(first)
+    image = image_column or _only(_image_columns(schema), "encoded-image", "image_column", first, schema)
+    label = label_column or _label_column(schema, first)
+    labels = {split: _labels(paths, image, label) for split, paths in files.items()}
+    names = _class_names(schema, label)
+    classes = check_class_count(num_classes or len(names) or max(1, int(labels["train"].max()) + 1))
+    return Splits(
+        class_names=names if len(names) == classes else numbered(classes),
+        **{split: _encoded(paths, image, labels[split], classes, on_bad_image) for split, paths in files.items()},
     )
 
 
@@ -144,13 +146,13 @@ def _label_values(path: Path, label: str) -> np.ndarray:
     return column.to_numpy()
 
 
-def _named_classes(schema: Any, label: str) -> int | None:
-    """Returns the number of class names in the hub's metadata, if any."""
+def _class_names(schema: Any, label: str) -> tuple[str, ...]:
+    """Returns the class names in the hub's metadata, if any."""
     try:
         names = json.loads(schema.metadata[b"huggingface"])["info"]["features"][label]["names"]
     except (KeyError, TypeError, ValueError):
-        return None
-    return len(names) if isinstance(names, list) and names else None
+        return ()
+    return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
 def _encoded(files: list[Path], image: str, labels: np.ndarray, classes: int, on_bad_image: OnBadImage) -> Encoded:
@@ -173,7 +175,8 @@ class ParquetRows:
         self._file = np.array([group[0] for group in groups], np.int64)
         self._group = np.array([group[1] for group in groups], np.int64)
         self._starts = np.cumsum([0] + [group[2] for group in groups])
-        self._at_once = max(1, CACHE_BYTES // max(1, int(np.mean([group[3] for group in groups] or [1]))))
+        self._bytes = [group[3] for group in groups]
+        self._at_once = max(1, CACHE_BYTES // max(1, int(np.mean(self._bytes or [1]))))
         self._reset()
 
     def __len__(self) -> int:
@@ -203,6 +206,10 @@ class ParquetRows:
 
     def blocks_at_once(self) -> int:
         return self._at_once
+
+    def fingerprint(self) -> str:
+        """Returns a digest of the rows and bytes of every row group, which the files' metadata have."""
+        return digest_of(np.diff(self._starts).tolist(), self._bytes)
 
     def _block(self, row: int) -> int:
         if not 0 <= row < len(self):
