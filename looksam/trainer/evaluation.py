@@ -17,8 +17,6 @@ from looksam.trainer.run_directory import RunError, read_recipe
 from looksam.trainer.step import make_eval_step
 from looksam.trainer.trained_model import TrainedModel
 
-SPLITS = ("train", "validation", "test")
-
 
 def evaluate_run(
     run_dir: str | pathlib.Path,
@@ -66,12 +64,18 @@ def evaluate_run(
 def load_for(model: TrainedModel, recipe: Recipe) -> Dataset:
     """Returns the data of a recipe as a model takes it. Raises RunError unless it has the model's classes."""
     # A batch may be larger than the data: no batch of it is trained on.
-    data = prepared(recipe.replace(across_epochs=True), read(recipe, streamed=model.crops))
+    options = {"max_decoded_bytes": 0} if model.crops else {}  # streamed, as the run's images were
+    data = prepared(recipe.replace(across_epochs=True, image_size=None), read(recipe, **options))
     _check_classes(data, model)
     if data.image_shape[2] != model.image_shape[2]:
         raise RunError(
             f"the images have {data.image_shape[2]} channels, and those of {model.source} {model.image_shape[2]}; pass "
             "other data."
+        )
+    if not model.crops and isinstance(data.test, Encoded):
+        raise RunError(
+            f"the images are too many for memory or differ in size, and those of {model.source} had one size and were "
+            "not cropped; pass images of one size."
         )
     data = resized(data, model.image_shape[:2])
     return dataclasses.replace(data, mean=model.data.mean, std=model.data.std)

@@ -28,9 +28,10 @@ def write_flowers(folder, names=NAMES, side=SIDE, seed=0):
 
 def recipe_for(folder, **changes):
     """A small ViT on class folders."""
-    settings = dict(dataset="folder", data_dir=str(folder), model="vit", width=12, depth=2, mesh="data=1")
-    settings |= dict(batch_size=12, epochs=3, learning_rate=0.05, method="look_sam", k=2, log_every=2)
-    return Recipe(**settings | changes)
+    small = Recipe(
+        dataset="folder", model="vit", width=12, depth=2, mesh="data=1", batch_size=12, epochs=3, log_every=2
+    )
+    return small.replace(data_dir=str(folder), learning_rate=0.05, method="look_sam", k=2).replace(**changes)
 
 
 def train_flowers(folder):
@@ -38,4 +39,8 @@ def train_flowers(folder):
     data = write_flowers(pathlib.Path(folder) / "data")
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
         result = run(recipe_for(data), folder / "run", quiet=True, report=lambda line: None)
+        from looksam.trainer.batches import load
+        from looksam.trainer.dataset_summary import DatasetSummary
+
+        DatasetSummary.of(load(recipe_for(data))).write(folder / "run")
     return folder / "run", result

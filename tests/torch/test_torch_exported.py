@@ -109,7 +109,10 @@ def test_images_are_prepared_as_in_the_trainer(crops, tmp_path):
     exported = load_exported(tmp_path)
     noise = np.random.default_rng(0).integers(0, 256, (30, 41, 3), np.uint8)
     Image.fromarray(noise).save(tmp_path / "noise.png")
-    ours, theirs = exported._pixels(tmp_path / "noise.png")[0].permute(1, 2, 0), read_image(tmp_path / "noise.png", model)
+    ours, theirs = (
+        exported._pixels(tmp_path / "noise.png")[0].permute(1, 2, 0),
+        read_image(tmp_path / "noise.png", model),
+    )
     difference = np.abs(ours.numpy().astype(int) - theirs)
     assert difference.max() <= (0 if crops else 1)  # rounding of another library's resize
 
