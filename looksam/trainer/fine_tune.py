@@ -20,7 +20,7 @@ from looksam.trainer.run_directory import RunError
 from looksam.trainer.step import TrainState
 from looksam.trainer.trained_model import TrainedModel, architecture
 from looksam.trainer.training import Training
-from looksam.trainer.weights import Weights, flat, from_torch, nested, read_weights, torch_name
+from looksam.trainer.weights import Weights, flat, from_torch, read_weights, rebuilt, torch_name
 
 UNUSED = ("num_batches_tracked",)  # of PyTorch's BatchNorm, which with a fixed momentum does not use it
 OPTIONS = ("pooling", "gelu", "heads")  # that change what a model computes, and not the shapes of its parameters
@@ -83,8 +83,7 @@ def initial_weights(
     }
     _check_all_used(arrays, own, source)
     report(f"starting from {source.where}" + "".join(f"; {note}" for note in notes))
-    parts = (nested({path: filled[path] for path in flat(tree, {})}) for tree in (params, stats))
-    return next(parts), next(parts)
+    return rebuilt(params, filled), rebuilt(stats, filled)
 
 
 def read_source(path: pathlib.Path) -> Weights:

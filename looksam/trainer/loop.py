@@ -63,6 +63,8 @@ def run(
     else:
         report, quiet = lambda line: None, True
     distributed.check_shared(directory)
+    if not (directory / "checkpoints").is_dir():  # a run that resumes has its weights
+        fine_tune.check_source(recipe)
     training = Training(recipe)
     with contextlib.ExitStack() as stack:
         stack.callback(training.batches.close)

@@ -30,7 +30,7 @@ from looksam.trainer.run_directory import NAME as RECIPE_FILE
 from looksam.trainer.run_directory import RunError, check_version, read_recipe
 from looksam.trainer.step import init_state, moments
 from looksam.trainer.training import make_model
-from looksam.trainer.weights import CONFIG, flat, from_torch, nested, read_config, read_weights, to_torch, torch_name
+from looksam.trainer.weights import CONFIG, flat, from_torch, read_config, read_weights, rebuilt, to_torch, torch_name
 
 FORMAT, VERSION = "looksam", 1
 
@@ -197,13 +197,13 @@ def _best_metric(folder: pathlib.Path) -> str:
 
 def _from_torch(like: Any, arrays: dict[str, np.ndarray], directory: pathlib.Path) -> Any:
     values = {}
-    for path, leaf in flat(like, {}).items():
+    for path, leaf in flat(like).items():
         name = torch_name(path)
         value = from_torch(path, arrays[name], leaf.shape) if name in arrays else None
         if value is None:
             raise RunError(f"{directory} does not have {name!r} as its config.json describes it; export it again.")
         values[path] = value
-    return nested(values)
+    return rebuilt(like, values)
 
 
 def _tuples(options: dict[str, Any]) -> dict[str, Any]:

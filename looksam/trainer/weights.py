@@ -15,9 +15,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
-from flax import traverse_util
 
+from looksam.rules.pytree import path_string
 from looksam.trainer.data.reading.dataset import require
 from looksam.trainer.run_directory import RunError
 
@@ -31,14 +32,14 @@ _CONVOLUTION_AXES = (3, 2, 0, 1)  # (height, width, in, out) to (out, in, height
 # --- our own layout -----------------------------------------------------------------------------------------------
 
 
-def flat(params: Any, stats: Any) -> dict[str, Any]:
-    """Returns the parameters and the statistics of a model by path, such as ``blocks/0/norm1/scale``."""
-    return traverse_util.flatten_dict(params, sep="/") | traverse_util.flatten_dict(stats, sep="/")
+def flat(*trees: Any) -> dict[str, Any]:
+    """Returns the arrays of some trees by path, such as ``blocks/0/norm1/scale``."""
+    return {path_string(path): leaf for tree in trees for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested dicts from values by path."""
-    return traverse_util.unflatten_dict(values, sep="/")
+def rebuilt(tree: Any, values: Mapping[str, Any]) -> Any:
+    """Returns a tree of the same structure with the values of its paths."""
+    return jax.tree.unflatten(jax.tree.structure(tree), [values[path] for path in flat(tree)])
 
 
 def torch_name(path: str) -> str:

@@ -93,7 +93,7 @@ def test_logits_and_gradients_are_those_of_the_trainer(case):
     ours = module.train()(torch.tensor(images).permute(0, 3, 1, 2))
     nn.functional.cross_entropy(ours, torch.tensor(labels)).backward()
     np.testing.assert_allclose(ours.detach(), logits, rtol=1e-10, atol=1e-10)
-    expected = {torch_name(path): (path.rpartition("/")[2], g) for path, g in flat(grads, {}).items()}
+    expected = {torch_name(path): (path.rpartition("/")[2], g) for path, g in flat(grads).items()}
     theirs = {name: _converted(last, g, module.get_parameter(name)) for name, (last, g) in expected.items()}
     for parameter_name, parameter in module.named_parameters():
         np.testing.assert_allclose(parameter.grad, theirs[parameter_name], rtol=1e-10, atol=1e-10)

@@ -1,6 +1,5 @@
 """Fine-tuning: weights from runs, exports and public layouts, new heads, other image sizes, and frozen layers."""
 
-import json
 import shutil
 
 import jax
@@ -9,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 import torch
-from flowers import NAMES, recipe_for, write_flowers
+from flowers import recipe_for, write_flowers
 from safetensors.numpy import load_file, save_file
 from torch.nn import functional
 from transformers import ViTConfig, ViTForImageClassification
@@ -55,7 +54,7 @@ def test_a_run_starts_from_another_and_replaces_the_head_if_the_classes_differ(f
     [line] = lines
     assert "the head is new (4 classes in place of 3)" in line
     assert "position embeddings resized from 2×2 to 3×3 patches" in line
-    fresh = flat(training.init().params, {})
+    fresh = flat(training.init().params)
     for path, value in arrays(state).items():
         if path.startswith("head/"):
             np.testing.assert_array_equal(value, fresh[path])
