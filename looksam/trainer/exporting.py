@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 import looksam
 from looksam.trainer.checkpoints import CheckpointChoice
+from looksam.trainer.data.reading.decode import EVAL_RESIZE
 from looksam.trainer.run_directory import RunError, write_atomically
 from looksam.trainer.trained_model import FORMAT, VERSION, TrainedModel, load_model
 from looksam.trainer.weights import CONFIG, WEIGHTS, write_safetensors
@@ -25,8 +26,11 @@ from looksam.trainer.weights import CONFIG, WEIGHTS, write_safetensors
 STABLEHLO, README = "model.stablehlo", "README.txt"
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
-_README = """\
+_IN_PYTORCH = """\
 {name}, {classes} classes, images of {height} x {width} x {channels}; step {step} of a run of looksam {version}.
+
+model.safetensors has the weights, with PyTorch's names and order of axes. config.json has the class names in the order of
+the logits, and how images are prepared: {preparation}.
 
 In PyTorch, with looksam and without JAX:
 
@@ -34,15 +38,13 @@ In PyTorch, with looksam and without JAX:
     model = load_exported(".")
     logits = model(model.preprocess("image.jpg"))
     print(model.class_names[int(logits[0].argmax())])
-
-In JAX, without looksam. It takes uint8 images (batch, {height}, {width}, {channels}) and normalises them itself:
+"""
+_IN_JAX = """
+In JAX, without looksam. It takes uint8 images (batch, {height}, {width}, {channels}), and normalises them itself:
 
     import jax.export
     model = jax.export.deserialize(open("model.stablehlo", "rb").read())
     logits = model.call(images)
-
-The weights in model.safetensors have PyTorch's names and order of axes. config.json has the class names in the order of
-the logits, and how images are prepared: {preparation}.
 """
 
 
@@ -82,7 +84,7 @@ def export_model(
         folder.mkdir(parents=True, exist_ok=True)
         write_safetensors(folder / WEIGHTS, model.torch_arrays())
         write_atomically(folder / CONFIG, (json.dumps(config(model), indent=1) + "\n").encode())
-        write_atomically(folder / README, _readme(model).encode())
+        write_atomically(folder / README, _readme(model, stablehlo).encode())
         if stablehlo:
             report(f"tracing {model.name} for {', '.join(platforms)}")
             write_atomically(folder / STABLEHLO, stablehlo_bytes(model, platforms))
@@ -127,10 +129,10 @@ def stablehlo_bytes(model: TrainedModel, platforms: Sequence[str] = PLATFORMS) -
     return bytes(program.serialize())
 
 
-def _readme(model: TrainedModel) -> str:
+def _readme(model: TrainedModel, stablehlo: bool) -> str:
     height, width, channels = model.image_shape
-    short = round(height * 256 / 224)
-    return _README.format(
+    crop = f"the short side is scaled to {round(height * EVAL_RESIZE)}, and the centre is cropped"
+    return (_IN_PYTORCH + (_IN_JAX if stablehlo else "")).format(
         name=model.name,
         classes=len(model.class_names),
         step=model.step,
@@ -138,9 +140,5 @@ def _readme(model: TrainedModel) -> str:
         height=height,
         width=width,
         channels=channels,
-        preparation=(
-            f"the short side is scaled to {short}, and the centre is cropped"
-            if model.crops
-            else "an image of another size is resized to this one"
-        ),
+        preparation=crop if model.crops else "an image of another size is resized to this one",
     )
