@@ -29,8 +29,8 @@ PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _IN_PYTORCH = """\
 {name}, {classes} classes, images of {height} x {width} x {channels}; step {step} of a run of looksam {version}.
 
-model.safetensors has the weights, with PyTorch's names and order of axes. config.json has the class names in the order of
-the logits, and how images are prepared: {preparation}.
+model.safetensors has the weights, with PyTorch's names and order of axes. config.json has the class names, in the
+order of the logits, and how images are prepared: {preparation}.
 
 In PyTorch, with looksam and without JAX:
 

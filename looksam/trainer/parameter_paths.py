@@ -1,8 +1,8 @@
 """Parameters selected by a regular expression on their paths: those that are perturbed, and those that are frozen.
 
-A path reads like ``blocks/0/attention/query/kernel``. Frozen parameters are constants of the loss: they get no gradient,
-and neither the rule nor the optimizer knows of them. So they do not move, by weight decay either, are not perturbed,
-count in no norm, and have no optimizer state.
+A path reads like ``blocks/0/attention/query/kernel``. Frozen parameters are constants of the loss: they get no
+gradient, and neither the rule nor the optimizer knows of them. So they do not move, by weight decay either, are not
+perturbed, count in no norm, and have no optimizer state.
 """
 
 import re
