@@ -20,7 +20,7 @@ start here:
 
 exit codes:
   0    done
-  1    the run failed or could not start; the message says why and what is safe
+  1    the run failed, diverged or could not start; the message says why and what is safe
   2    the command line is wrong
   130  stopped by Ctrl-C; the run is saved, and the same command resumes it
   143  stopped by SIGTERM, likewise

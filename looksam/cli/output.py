@@ -5,6 +5,7 @@ Results go to stdout, as text or as one line of JSON; everything else goes to st
 
 import contextlib
 import json
+import math
 import os
 import pathlib
 import sys
@@ -23,7 +24,7 @@ INTERRUPTED = SIGNALLED + 2
 BAD_INPUT = (ValueError, TypeError, OSError, ImportError)  # what our checks raise
 EXTRA = (
     *("flax", "grain", "jax", "jaxlib", "jinja2", "matplotlib", "numpy", "optax", "orbax", "PIL", "pyarrow"),
-    *("rich", "safetensors", "scipy", "sklearn", "tensorboard"),
+    *("rich", "safetensors", "scipy", "sklearn"),
 )
 
 
@@ -79,16 +80,20 @@ def print_json(value: Any) -> None:
 
 def print_result(result: dict[str, Any], *, as_json: bool) -> None:
     """Print the status and the scores of a run."""
-    if as_json:
-        print_json(result)
+    if as_json:  # which has no NaN and no infinity
+        lost = {name for name, value in result.items() if isinstance(value, float) and not math.isfinite(value)}
+        print_json({name: None if name in lost else value for name, value in result.items()})
         return
-    split = result.get("split", "test")
     scores = [
-        f"{split} {name} {result[f'test_{name}']:{form}}"
+        f"{split} {name} {result[f'{split}_{name}']:{form}}"
+        for split in ("validation", "test")
         for name, form in (("accuracy", ".2f"), ("loss", ".4f"))
-        if result.get(f"test_{name}") is not None
+        if result.get(f"{split}_{name}") is not None
     ]
     print(f"{result.get('status', 'evaluated')} at step {result['step']}: {', '.join(scores) or 'not tested yet'}")
+    if result.get("best_test_accuracy") is not None:
+        print(f"best validation accuracy {result['best_accuracy']:.2f} at step {result['best_step']}: ", end="")
+        print(f"test accuracy {result['best_test_accuracy']:.2f}, test loss {result['best_test_loss']:.4f}")
     print(result["run_dir"], flush=True)
 
 

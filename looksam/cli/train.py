@@ -6,7 +6,7 @@ import signal
 from typing import Any
 
 from looksam.cli.environment import prepare_jax
-from looksam.cli.output import SIGNALLED, print_result, report
+from looksam.cli.output import FAILED, SIGNALLED, print_result, report
 from looksam.cli.parser import (
     Command,
     Parser,
@@ -18,6 +18,7 @@ from looksam.cli.parser import (
     recipe_named,
 )
 from looksam.trainer.run_directory import check_recipe
+from looksam.trainer.trackers import check_installed
 
 TRAIN_DESCRIPTION = """\
 Train with a recipe. Each of its settings has a flag below that overrides the recipe's value; "none" clears a setting
@@ -28,6 +29,7 @@ examples:
   looksam train digits-noise30
   looksam train digits-noise30 --method sam --rho 0.6 --seed 1 --run-dir runs/digits-sam
   looksam train digits-noise30 --start 0.8          the rule acts in the last fifth of the run
+  looksam train digits-noise30 --validation 0.2 --patience 5 --max-minutes 30
   looksam train cifar100-small-resnet --data-dir data --download --epochs 5
   looksam train cifar100-small-vit --data-dir data --init-from runs/other --freeze "^(embed|blocks/[0-3])/"
   looksam recipes --json digits     the settings of a recipe
@@ -48,6 +50,7 @@ def _train(arguments: argparse.Namespace) -> int:
     recipe = recipe_named(arguments.recipe, arguments)
     run_dir = pathlib.Path(arguments.run_dir or f"runs/{arguments.recipe}-seed{recipe.seed}")
     processes = process_arguments(arguments)
+    check_installed(recipe)
     if recipe.groups != "device":  # which the devices decide, and so JAX
         check_recipe(run_dir, recipe)
     prepare_jax()
@@ -61,9 +64,9 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _exit_code(result: dict[str, Any]) -> int:
-    if result["status"] == "finished":
-        return 0
-    return SIGNALLED + int(result.get("signal") or signal.SIGINT)
+    if result["status"] == "interrupted":
+        return SIGNALLED + int(result.get("signal") or signal.SIGINT)
+    return FAILED if result["status"] == "diverged" else 0  # also where --max-minutes stopped it, as asked
 
 
 COMMANDS = (

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ from looksam.trainer.parallel import Layout, SingleDeviceLayout
 from looksam.trainer.recipe import Recipe
 
 SPLIT_SEED = 0  # of the held-out images and of the label noise: the same data for every seed of a run
+Split = Literal["validation", "test"]
 EVAL_BATCH = 500
 STREAMED_EVAL_BATCH = 100
 
@@ -247,9 +248,13 @@ class EvalBatch(NamedTuple):
     weight: Any
 
 
-def make_eval_batches(dataset: Dataset, recipe: Recipe, layout: Layout | None = None) -> Iterator[EvalBatch]:
-    """Every test image once, in batches that divide evenly over the devices."""
-    layout, test = layout or SingleDeviceLayout(), dataset.test
+def make_eval_batches(
+    dataset: Dataset, recipe: Recipe, layout: Layout | None = None, split: Split = "test"
+) -> Iterator[EvalBatch]:
+    """Every image of a split once, in batches that divide evenly over the devices."""
+    layout, test = layout or SingleDeviceLayout(), dataset.test if split == "test" else dataset.validation
+    if test is None:
+        raise ValueError(f"{dataset.name} has no validation split; pass --validation, or evaluate on the test set.")
     if isinstance(test, Images):
         return _eval_batches_in_memory(test, layout)
     return _eval_batches_streamed(test, dataset.image_shape[0], recipe, layout)

@@ -1,7 +1,8 @@
-"""The summary of a run's data, in its folder as ``data.json``: what a resumed run must find again, and predictions need.
+"""The summary of a run's data, ``data.json`` in its folder: what a resumed run has to find, and predictions need.
 
 It holds the class names, the shape and normalisation of the images, and for every split the number of images, how many
-there are of each class, and digests of the labels in order and of the files. All of it is quick to get: no image is read.
+there are of each class, and digests of the labels in order and of the files. Making it reads no image, so it is quick
+for large datasets too.
 """
 
 import dataclasses

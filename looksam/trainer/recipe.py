@@ -163,6 +163,14 @@ class Recipe:
     """Number of steps between checkpoints."""
     keep_checkpoints: int = 2
     """Number of recent checkpoints to keep, in addition to the best one."""
+    patience: int | None = None
+    """Stop after this many evaluations in a row without a better accuracy."""
+    max_minutes: float | None = None
+    """Stop after this many minutes, with everything saved; the same command then resumes the run."""
+    tensorboard: bool = False
+    """Write the metrics for TensorBoard too."""
+    wandb: str | None = None
+    """Project of Weights & Biases to which the metrics are sent too."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -173,6 +181,7 @@ class Recipe:
         _check_name("method", self.method, METHODS)
         for name in ("batch_size", "epochs", "k", "eval_every", "log_every", "checkpoint_every", "keep_checkpoints"):
             _check_at_least(name, getattr(self, name), 1)
+        _check_at_least("patience", self.patience, 1)
         for name in ("steps", "microbatch", "classes", "train_limit", "image_size", "scale_from_batch", *MODEL_SIZES):
             _check_at_least(name, getattr(self, name), 1)
         for name in ("workers", "randaugment", "warmup_steps", "seed", "crop_padding"):
@@ -183,6 +192,8 @@ class Recipe:
             _check_fraction(name, getattr(self, name))
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ValueError(f"clip_norm={self.clip_norm} is out of range; pass a norm > 0, or leave it out.")
+        if self.max_minutes is not None and not self.max_minutes > 0:
+            raise ValueError(f"max_minutes={self.max_minutes} is out of range; pass minutes > 0, or leave it out.")
         if not self.p > 1:
             raise ValueError(f"p={self.p} is out of range; pass 1 < p <= inf.")
         if self.groups != "device":

@@ -242,9 +242,21 @@ def test_result_for_people_and_for_machines(cli, trainer):
     assert (code, json.loads(out), out.count("\n"), err) == (0, RESULT, 1, "on the way\n")
 
 
-def test_a_result_on_held_out_images_is_called_so(cli, trainer):
-    trainer.outcome = RESULT | {"split": "validation"}
-    assert cli("train", "digits")[1] == "finished at step 1200: validation accuracy 95.30, validation loss 0.2100\nr\n"
+def test_scores_on_validation_and_test_images_are_called_so(cli, trainer):
+    scores = {"validation_accuracy": 91.0, "validation_loss": 0.3, "test_accuracy": None}
+    trainer.outcome = RESULT | scores | {"status": "stopped", "split": "validation", "test_loss": None}
+    assert cli("train", "digits")[:2] == (
+        0,
+        "stopped at step 1200: validation accuracy 91.00, validation loss 0.3000\nr\n",
+    )
+    best = {"best_accuracy": 92.0, "best_step": 600, "best_test_accuracy": 96.0, "best_test_loss": 0.19}
+    trainer.outcome = RESULT | best | {"validation_accuracy": 91.0, "validation_loss": 0.3}
+    assert cli("train", "digits")[1].splitlines() == [
+        "finished at step 1200: validation accuracy 91.00, validation loss 0.3000, "
+        "test accuracy 95.30, test loss 0.2100",
+        "best validation accuracy 92.00 at step 600: test accuracy 96.00, test loss 0.1900",
+        "r",
+    ]
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (None, 130)])

@@ -39,8 +39,4 @@ def train_flowers(folder):
     data = write_flowers(pathlib.Path(folder) / "data")
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
         result = run(recipe_for(data), folder / "run", quiet=True, report=lambda line: None)
-        from looksam.trainer.batches import load
-        from looksam.trainer.dataset_summary import DatasetSummary
-
-        DatasetSummary.of(load(recipe_for(data))).write(folder / "run")
     return folder / "run", result

@@ -81,17 +81,9 @@ def test_a_fine_tuned_run_resumes_bit_for_bit_without_its_source(flowers_run, tm
             assert step == 6
             states.append(jax.tree.map(np.asarray, state))
     jax.tree.map(np.testing.assert_array_equal, *states)
-    _write_summary(recipe, tmp_path / "parts")
     assert evaluate_run(tmp_path / "parts")["test_accuracy"] == result["test_accuracy"]
     with pytest.raises(RunError, match="init_from='.*source' is neither a file nor a folder"):
         run(recipe, tmp_path / "new", **quiet)
-
-
-def _write_summary(recipe, folder):
-    from looksam.trainer.batches import load
-    from looksam.trainer.dataset_summary import DatasetSummary
-
-    DatasetSummary.of(load(recipe)).write(folder)
 
 
 # --- public weights -----------------------------------------------------------------------------------------------

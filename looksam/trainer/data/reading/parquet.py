@@ -46,8 +46,9 @@ def read_parquet(
       validation_splits: the first of these that exists, and is not the test set, is the validation set.
     """
     files = {"train": _split(folder, ("train",)), "test": _split(folder, test_splits)}
-    others = (_files(folder, name) for name in validation_splits)
-    files |= {"validation": found for found in others if found and found != files["test"]}
+    others = [found for name in validation_splits if (found := _files(folder, name)) and found != files["test"]]
+    if others:
+        files["validation"] = others[0]
     first = files["train"][0]
     schema = _schema(first)
     image = image_column or _only(_image_columns(schema), "encoded-image", "image_column", first, schema)
