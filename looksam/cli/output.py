@@ -86,7 +86,7 @@ def print_result(result: dict[str, Any], *, as_json: bool) -> None:
         return
     scores = [
         f"{split} {name} {result[f'{split}_{name}']:{form}}"
-        for split in ("validation", "test")
+        for split in ("train", "validation", "test")
         for name, form in (("accuracy", ".2f"), ("loss", ".4f"))
         if result.get(f"{split}_{name}") is not None
     ]
