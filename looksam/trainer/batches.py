@@ -9,7 +9,6 @@ the data.
 
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -48,9 +47,17 @@ def load(recipe: Recipe) -> Dataset:
 
 def read(recipe: Recipe, **options: Any) -> Dataset:
     """The dataset that a recipe names, whole and unchanged; ``options`` are further ones of ``load_dataset``."""
-    data_dir = recipe.data_dir or os.environ.get("LOOKSAM_DATA")
     return load_dataset(
-        recipe.dataset, data_dir=data_dir, download=recipe.download, on_bad_image=recipe.on_bad_image, **options
+        recipe.dataset,
+        data_dir=recipe.data_dir,
+        download=recipe.download,
+        on_bad_image=recipe.on_bad_image,
+        image_column=recipe.image_column,
+        label_column=recipe.label_column,
+        num_classes=recipe.num_classes,
+        test_split=recipe.test_split,
+        image_size=recipe.image_size,
+        **options,
     )
 
 
@@ -58,10 +65,15 @@ def prepared(recipe: Recipe, dataset: Dataset) -> Dataset:
     """The dataset with the recipe's classes, validation split, size limit, label noise and image size."""
     if recipe.classes:
         dataset = _first_classes(dataset, recipe.classes)
+    if dataset.num_classes < 2:
+        raise ValueError(
+            f"{dataset.name} has a single class, {dataset.class_names[0]!r}, which leaves nothing to tell apart; "
+            "check --data-dir and --label-column."
+        )
     train: Any = dataset.train
     if recipe.validation:
-        train, held_out = hold_out(train, recipe.validation, SPLIT_SEED)
-        dataset = dataclasses.replace(dataset, test=held_out, validation=None)
+        train, held_out = hold_out(train, recipe.validation, SPLIT_SEED, setting="validation")
+        dataset = dataclasses.replace(dataset, validation=held_out)
     if recipe.train_limit and recipe.train_limit < len(train):
         _, train = hold_out(train, recipe.train_limit, SPLIT_SEED)
     if recipe.label_noise:
@@ -69,7 +81,7 @@ def prepared(recipe: Recipe, dataset: Dataset) -> Dataset:
     if recipe.batch_size > len(train) and not recipe.across_epochs:
         raise ValueError(
             f"batch_size={recipe.batch_size} is larger than the {len(train)} training images; pass at most that, "
-            "or across_epochs to let batches continue over the end of an epoch."
+            "or --across-epochs to let batches continue over the end of an epoch."
         )
     side = recipe.image_size
     return resized(dataclasses.replace(dataset, train=train), (side, side) if side else dataset.image_shape[:2])

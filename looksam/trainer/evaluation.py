@@ -63,9 +63,10 @@ def evaluate_run(
 
 def load_for(model: TrainedModel, recipe: Recipe) -> Dataset:
     """Returns the data of a recipe as a model takes it. Raises RunError unless it has the model's classes."""
-    # A batch may be larger than the data: no batch of it is trained on.
     options = {"max_decoded_bytes": 0} if model.crops else {}  # streamed, as the run's images were
-    data = prepared(recipe.replace(across_epochs=True, image_size=None), read(recipe, **options))
+    whole = read(recipe.replace(image_size=model.image_shape[0]), **options)
+    # A batch may be larger than the data: no batch of it is trained on.
+    data = prepared(recipe.replace(across_epochs=True, image_size=None), whole)
     _check_classes(data, model)
     if data.image_shape[2] != model.image_shape[2]:
         raise RunError(

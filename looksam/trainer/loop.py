@@ -87,6 +87,8 @@ def run(
         progress.stage(f"loading {recipe.dataset}")
         training = Training(recipe)
         stack.callback(training.batches.close)
+        for note in training.dataset.notes:
+            report(note)
         checkpoints = stack.enter_context(contextlib.closing(_open_checkpoints(directory, training, report=report)))
         trackers = open_trackers(recipe, directory) if primary else []
         log = stack.enter_context(contextlib.closing(MetricsLog(directory, trackers=trackers, enabled=primary)))

@@ -39,8 +39,16 @@ class Recipe:
     """Folder of the dataset's files; by default the environment variable LOOKSAM_DATA."""
     download: bool = False
     """Download the dataset if it is not there (cifar100 only)."""
+    image_column: str | None = None
+    """Column of the encoded images in Parquet files, if there are several."""
+    label_column: str | None = None
+    """Column of the labels in Parquet files, if there are several."""
+    num_classes: int | None = None
+    """Number of classes of Parquet files, if some have no training image and the files do not name them."""
+    test_split: str | None = None
+    """Split to test on, such as validation; by default test, or else validation or val."""
     validation: float | None = None
-    """Fraction of the training set to hold out and evaluate on, instead of the test set."""
+    """Fraction of the training set to hold out and select the best checkpoint on."""
     classes: int | None = None
     """Use only this many classes, the first ones."""
     train_limit: int | None = None
@@ -56,7 +64,7 @@ class Recipe:
     model: str = "mlp"
     """Name of the model, such as resnet18, wrn28_10 or vit_b16; resnet, wide_resnet and vit take sizes."""
     image_size: int | None = None
-    """Side of the images that the model sees; by default their own, or 224 for streamed images."""
+    """Side of the images that the model sees; by default their own, or 224 if they differ or do not fit in memory."""
     width: int | None = None
     """Number of channels, or the size of a token."""
     depth: int | None = None
@@ -182,7 +190,9 @@ class Recipe:
         for name in ("batch_size", "epochs", "k", "eval_every", "log_every", "checkpoint_every", "keep_checkpoints"):
             _check_at_least(name, getattr(self, name), 1)
         _check_at_least("patience", self.patience, 1)
-        for name in ("steps", "microbatch", "classes", "train_limit", "image_size", "scale_from_batch", *MODEL_SIZES):
+        for name in ("classes", "num_classes"):
+            _check_at_least(name, getattr(self, name), 2)
+        for name in ("steps", "microbatch", "train_limit", "image_size", "scale_from_batch", *MODEL_SIZES):
             _check_at_least(name, getattr(self, name), 1)
         for name in ("workers", "randaugment", "warmup_steps", "seed", "crop_padding"):
             _check_at_least(name, getattr(self, name), 0)

@@ -13,6 +13,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+from looksam.trainer.data.reading import data_folder
 from looksam.trainer.recipe import Recipe, differences
 
 NAME = "recipe.json"
@@ -45,7 +46,7 @@ def claim(directory: pathlib.Path, recipe: Recipe) -> None:
     """Makes the folder this recipe's own, if it is no run's yet."""
     if not holds_run(directory):
         with writing_to(directory):
-            write_recipe(directory, _with_group_count(recipe))
+            write_recipe(directory, _with_absolute_data_dir(_with_group_count(recipe)))
 
 
 def holds_run(directory: pathlib.Path) -> bool:
@@ -72,6 +73,14 @@ def _with_group_count(recipe: Recipe) -> Recipe:
     import jax  # here, so that the command line can report a RunError without loading it
 
     return recipe.replace(groups=math.prod(recipe.mesh_sizes() or (jax.device_count(),)))
+
+
+def _with_absolute_data_dir(recipe: Recipe) -> Recipe:
+    """Returns the recipe with the path of its data as seen from anywhere."""
+    folder = data_folder(recipe.data_dir)
+    if folder is None or recipe.dataset == "digits":  # which has no files
+        return recipe
+    return recipe.replace(data_dir=str(folder))
 
 
 def write_recipe(directory: pathlib.Path, recipe: Recipe) -> None:

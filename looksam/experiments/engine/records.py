@@ -66,7 +66,7 @@ def held_out_and_test(recipe: Recipe) -> tuple[Dataset, Images]:
     validation, tested = (prepared(r, whole) for r in (recipe, recipe.replace(validation=None)))
     if not isinstance(tested.test, Images):
         raise ValueError(f"{recipe.dataset} is streamed, and small-scale experiments need a set in memory.")
-    return validation, tested.test
+    return validation.with_validation_as_test(), tested.test
 
 
 def _measured(runner: Runner, curves: Curves, test: Images | None) -> dict[str, np.ndarray]:

@@ -62,6 +62,7 @@ class Runner:
             raise ValueError("comparisons draw batches within epochs; use `looksam train` for across_epochs.")
         if recipe.init_from:
             raise ValueError("comparisons start from random weights; use `looksam train` for init_from.")
+        dataset = dataset.with_validation_as_test() if recipe.validation else dataset  # tuning never sees the test set
         self.recipe, self.dataset = recipe, dataset
         self.train, self.test = _in_memory(dataset)
         self._data = arrays or device_arrays(dataset)

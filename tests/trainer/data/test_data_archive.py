@@ -107,7 +107,7 @@ def test_download_on_request_then_loads(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(cifar_archive, "URL", (tmp_path / "published").as_uri())
     monkeypatch.setattr(cifar_archive, "SHA256", hashlib.sha256(published).hexdigest())
     monkeypatch.setattr(cifar_archive, "_RECORDS", MEMBERS)
-    with pytest.raises(FileNotFoundError, match="download=True"):
+    with pytest.raises(FileNotFoundError, match="--download"):
         load_dataset("cifar100", data_dir=tmp_path)
     data = load_dataset("cifar100", data_dir=tmp_path / "new", download=True)
     np.testing.assert_array_equal(data.train.images, train)

@@ -47,7 +47,7 @@ def not_found(folder: Path) -> FileNotFoundError:
     pickled = f" ({PICKLED_ARCHIVE} is there, and is not read: it is pickled)" if has_pickled else ""
     return FileNotFoundError(
         f"{folder} has neither {ARCHIVE} nor train-*.parquet{pickled}; "
-        f"pass download=True (--download), or put the archive from {URL} there."
+        f"pass --download, or put the archive from {URL} there."
     )
 
 
@@ -59,7 +59,7 @@ def download_cifar100(folder: Path) -> None:
 def load_cifar100_archive(folder: Path) -> Dataset:
     """Loads CIFAR-100 with its fine labels from the archive in this folder."""
     path = folder / ARCHIVE
-    check_digest(path, SHA256, f"Move it away and download it again with download=True, or get it from {URL}")
+    check_digest(path, SHA256, f"Move it away and download it again with --download, or get it from {URL}")
     train, test = read_archive(path, _RECORDS).values()
     return Dataset.from_images("cifar100", train, test, CLASSES, class_names=read_class_names(path))
 

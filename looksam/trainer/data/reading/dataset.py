@@ -3,8 +3,10 @@
 import hashlib
 import importlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -17,6 +19,15 @@ _IMAGES_AT_ONCE = 4096  # for counting pixel values: np.bincount makes its input
 
 class DataError(ValueError):
     """Files of a dataset that cannot be read. The message names the file, what is wrong with it, and the fix."""
+
+    @classmethod
+    def from_os(cls, path: Path, error: OSError) -> "DataError":
+        """Returns the error for a file that the operating system does not give us."""
+        if path.is_symlink() and not path.exists():
+            return cls(
+                f"{path} is a link to {path.readlink()}, which does not exist; restore that, or delete the link."
+            )
+        return cls(f"cannot read {path}: {os.strerror(error.errno) if error.errno else error}; bring it back.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +125,7 @@ class Splits:
     test: Encoded
     class_names: tuple[str, ...]
     validation: Encoded | None = None  # where the files have it in addition to a test split
+    notes: tuple[str, ...] = ()  # what the user should know, one line each
 
     def named(self) -> dict[str, Encoded]:
         """Returns the splits that are there, by name."""
@@ -135,6 +147,7 @@ class Dataset:
     class_names: tuple[str, ...] = ()  # one per class; "0", "1", ... by default
     validation: Images | Encoded | None = None  # to select on, where the dataset has it in addition to a test split
     fingerprints: Mapping[str, str] = field(default_factory=dict)  # of the files of each split, where there are files
+    notes: tuple[str, ...] = ()  # what the user should know, one line each
 
     def __post_init__(self) -> None:
         if not self.class_names:
@@ -155,6 +168,10 @@ class Dataset:
         """Returns the splits that are there, by name."""
         splits = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: split for name, split in splits.items() if split is not None}
+
+    def with_validation_as_test(self) -> "Dataset":
+        """Returns the dataset with its validation split, if it has one, in place of the test set."""
+        return self if self.validation is None else replace(self, test=self.validation, validation=None)
 
 
 def numbered(count: int) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ def bad_image_at(place: str) -> Iterator[None]:
     except Exception as error:
         raise BadImageError(
             f"{place}: unreadable image ({_reason(error)}); "
-            "replace the image, or pass on_bad_image='skip' to leave it out."
+            "replace the image, or pass --on-bad-image skip to leave it out."
         ) from error
 
 
@@ -70,31 +70,19 @@ def decode(data: bytes, place: str) -> np.ndarray:
         return np.asarray(to_rgb(open_image(data)))
 
 
-class _OtherSizeError(Exception):
-    """An image of another size than the first one."""
+def image_size_of(data: bytes, place: str) -> tuple[int, int]:
+    """Returns (width, height) of an image, from its header."""
+    with bad_image_at(place):
+        return open_image(data).size
 
 
-def decode_small_sets(splits: Splits, limit: int = MAX_DECODED_BYTES) -> dict[str, Images] | None:
-    """Decodes all splits into memory; None if they exceed the limit in bytes or their images differ in size."""
-    if limit <= 0:
-        return None
-    shape = _first_shape(splits.train)
-    if sum(map(len, splits.named().values())) * int(np.prod(shape)) > limit:
-        return None
-    try:
-        return {name: _decode_all(split, shape) for name, split in splits.named().items()}
-    except _OtherSizeError:
-        return None
+class OtherSizeError(Exception):
+    """An image of another size than expected."""
 
 
-def _first_shape(source: Encoded) -> tuple[int, ...]:
-    for row in range(len(source)):
-        try:
-            return decode(source.read(row), source.place(row)).shape
-        except BadImageError:
-            if source.on_bad_image == "fail":
-                raise
-    raise BadImageError(f"{source.place(0)} and all rows after it: no readable image; check the files.")
+def decode_splits(splits: Splits, shape: tuple[int, ...]) -> dict[str, Images]:
+    """Decodes all splits into memory. Raises OtherSizeError at an image of another shape."""
+    return {name: _decode_all(split, shape) for name, split in splits.named().items()}
 
 
 def _decode_all(source: Encoded, shape: tuple[int, ...]) -> Images:
@@ -106,7 +94,7 @@ def _decode_all(source: Encoded, shape: tuple[int, ...]) -> Images:
             if image is None:
                 bad.append(row)
             elif image.shape != shape:
-                raise _OtherSizeError
+                raise OtherSizeError
             else:
                 images[row] = image
 

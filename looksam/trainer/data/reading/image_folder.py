@@ -1,13 +1,15 @@
 """Image folders with one directory per class, ``train/<class>/*.jpg``; classes are numbered in sorted order."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 
-from looksam.trainer.data.reading.dataset import Encoded, OnBadImage, Splits, digest_of
+from looksam.trainer.data.reading.dataset import DataError, Encoded, OnBadImage, Splits, digest_of
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm"))
 FILES_MEASURED = 10_000  # whose sizes are part of a fingerprint; asking for all of ImageNet's would take too long
+_SHOWN = 5  # names of what is there, in a message
 
 
 def has_class_folders(folder: Path) -> bool:
@@ -24,7 +26,8 @@ def read_class_folders(
 ) -> Splits:
     """Returns the splits of ``train/<class>/*.jpg`` and ``test`` or ``val/<class>/*.jpg``.
 
-    All splits must have the same classes. Files that are not images by their suffix are ignored.
+    All splits must have the same classes. Hidden files are ignored, and so are files that are not images by their
+    suffix, which are reported in ``notes``.
 
     Args:
       folder: the folder with a directory per split.
@@ -38,11 +41,13 @@ def read_class_folders(
     for other in (test, validation):
         if other is not None:
             _check_same_classes(train, classes, other)
+    ignored: list[Path] = []
     return Splits(
-        _encoded(train, classes, on_bad_image),
-        _encoded(test, classes, on_bad_image),
+        _encoded(train, classes, on_bad_image, ignored),
+        _encoded(test, classes, on_bad_image, ignored),
         tuple(classes),
-        None if validation is None else _encoded(validation, classes, on_bad_image),
+        None if validation is None else _encoded(validation, classes, on_bad_image, ignored),
+        _notes(ignored),
     )
 
 
@@ -66,28 +71,60 @@ def _split(folder: Path, names: tuple[str, ...]) -> Path:
         if (folder / name).is_dir():
             return folder / name
     wanted = " or ".join(f"{name}/" for name in names)
-    raise FileNotFoundError(f"{folder} has no {wanted}; put the images into {names[0]}/<class>/.")
+    there = ", ".join(path.name for path in _entries(folder)[:_SHOWN]) or "nothing"
+    fix = f"put the images into {names[0]}/<class>/"
+    if any(folder.glob("**/*.parquet")):
+        fix = "pass --dataset parquet for Parquet files"
+    elif names != ("train",):
+        fix += ", or name another folder with --test-split"
+    raise FileNotFoundError(f"{folder} has no {wanted} (there: {there}); {fix}.")
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Returns what a folder holds, sorted, without hidden files. A link to nothing is an error."""
+    entries = []
+    with os.scandir(folder) as found:
+        for entry in found:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_symlink() and not os.path.exists(entry.path):
+                raise DataError.from_os(Path(entry.path), FileNotFoundError())
+            entries.append(Path(entry.path))
+    return sorted(entries)
 
 
 def _classes(split: Path) -> list[str]:
-    classes = sorted(path.name for path in split.iterdir() if path.is_dir() and not path.name.startswith("."))
+    classes = [path.name for path in _entries(split) if path.is_dir()]
     if not classes:
         raise ValueError(f"{split} has no class directories; put the images into {split}/<class>/.")
     return classes
 
 
-def _encoded(split: Path, classes: list[str], on_bad_image: OnBadImage) -> Encoded:
+def _encoded(split: Path, classes: list[str], on_bad_image: OnBadImage, ignored: list[Path]) -> Encoded:
+    """Returns the images of a split, and adds the files that are none to ``ignored``."""
     paths: list[Path] = []
     labels: list[int] = []
+    ignored += [path for path in _entries(split) if path.name not in classes]
     for label, name in enumerate(classes):
-        images = sorted(path for path in (split / name).iterdir() if path.suffix.lower() in SUFFIXES)
+        entries = _entries(split / name)
+        images = [path for path in entries if path.suffix.lower() in SUFFIXES]
+        ignored += [path for path in entries if path.suffix.lower() not in SUFFIXES]
         if not images:
+            there = ", ".join(path.name for path in entries[:_SHOWN]) or "nothing"
             raise ValueError(
-                f"class directory {split / name} has no images ({', '.join(sorted(SUFFIXES))}); fill or delete it."
+                f"class directory {split / name} has no images ({', '.join(sorted(SUFFIXES))}; there: {there}); "
+                "fill or delete it."
             )
         paths += images
         labels += [label] * len(images)
     return Encoded(FileRows(paths), np.array(labels, np.int32), on_bad_image)
+
+
+def _notes(ignored: list[Path]) -> tuple[str, ...]:
+    if not ignored:
+        return ()
+    count = "1 file or folder is" if len(ignored) == 1 else f"{len(ignored)} files or folders are"
+    return (f"{count} not an image by its suffix, or not in a class directory, and ignored: {ignored[0]}",)
 
 
 class FileRows:
@@ -100,7 +137,10 @@ class FileRows:
         return len(self._paths)
 
     def read(self, row: int) -> bytes:
-        return self._paths[row].read_bytes()
+        try:
+            return self._paths[row].read_bytes()
+        except OSError as error:
+            raise DataError.from_os(self._paths[row], error) from error
 
     def place(self, row: int) -> str:
         return str(self._paths[row])

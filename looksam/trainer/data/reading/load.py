@@ -5,7 +5,6 @@ module next to ``parquet`` and ``image_folder`` that returns ``Encoded`` sets, o
 """
 
 import importlib.util
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from looksam.arguments import did_you_mean
-from looksam.trainer.data.reading import DATASETS, cifar_archive
+from looksam.trainer.data.reading import DATASETS, cifar_archive, data_folder
 from looksam.trainer.data.reading.dataset import ON_BAD_IMAGE, Dataset, Images, OnBadImage, Splits, require
-from looksam.trainer.data.reading.decode import MAX_DECODED_BYTES, decode_small_sets
+from looksam.trainer.data.reading.decode import MAX_DECODED_BYTES
 from looksam.trainer.data.reading.image_folder import has_class_folders, read_class_folders
+from looksam.trainer.data.reading.image_sizes import Streamed, decoded_or_streamed
 from looksam.trainer.data.reading.labels import hold_out
 from looksam.trainer.data.reading.parquet import has_parquet, read_parquet
 
@@ -27,7 +27,6 @@ IMAGENET_TEST_SPLITS = ("validation", "val", "test")  # the labels of ImageNet's
 IMAGENET_CLASSES = 1000
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # the usual constants, for sets that are too large to measure
 IMAGENET_STD = (0.229, 0.224, 0.225)
-STREAMED_SIZE = 224  # the image_shape of streamed sets, whose images are cropped
 
 DIGITS_TEST_COUNT = 1197  # leaves 600 to train on, few enough that methods differ in generalisation
 DIGITS_SPLIT_SEED = 0  # one fixed split, stratified by class, for every seed of a run
@@ -44,6 +43,7 @@ def load_dataset(
     label_column: str | None = None,
     num_classes: int | None = None,
     test_split: str | None = None,
+    image_size: int | None = None,
     max_decoded_bytes: int = MAX_DECODED_BYTES,
 ) -> Dataset:
     """Loads a dataset by name.
@@ -59,6 +59,8 @@ def load_dataset(
       label_column: needed for Parquet files with several integer columns.
       num_classes: by default as in the metadata or the labels of Parquet files, or the number of class folders.
       test_split: the split to test on if there are several, e.g. 'validation'.
+      image_size: the side to which images of several sizes, and of sets that do not fit in memory, are cropped; see
+        ``image_sizes``. Sets of one size that fit in memory keep theirs.
       max_decoded_bytes: sets of one image size up to this are decoded into memory; 0 streams every set.
     """
     if name not in DATASETS:
@@ -66,7 +68,7 @@ def load_dataset(
     if on_bad_image not in ON_BAD_IMAGE:
         raise ValueError(f"on_bad_image={on_bad_image!r} is unknown; pass 'fail' or 'skip'.")
     if download and name != "cifar100":
-        raise ValueError(f"download=True, and {name!r} has no download; only cifar100 has one.")
+        raise ValueError(f"--download: {name!r} has no download; only cifar100 has one.")
     request = Request(
         name=name,
         data_dir=data_dir,
@@ -76,6 +78,7 @@ def load_dataset(
         label_column=label_column,
         num_classes=num_classes,
         test_split=test_split,
+        image_size=image_size,
         max_decoded_bytes=max_decoded_bytes,
     )
     loader: Callable[[Request], Dataset] = globals()[DATASETS[name]]
@@ -94,24 +97,20 @@ class Request:
     label_column: str | None
     num_classes: int | None
     test_split: str | None
+    image_size: int | None
     max_decoded_bytes: int
 
     def folder(self) -> Path:
         """Returns the folder with the dataset's files, which exists unless it is to be downloaded."""
-        root = os.environ.get("LOOKSAM_DATA")
-        if self.data_dir is None and not root:
+        folder = data_folder(self.data_dir)
+        if folder is None:
             raise FileNotFoundError(
-                f"dataset {self.name!r} needs files; pass data_dir=, or set LOOKSAM_DATA to their folder."
+                f"dataset {self.name!r} needs files; pass their folder as --data-dir, or set LOOKSAM_DATA to it."
             )
-        folder = Path(self.data_dir) if self.data_dir is not None else Path(str(root))
-        if root and not folder.exists() and not folder.is_absolute() and (Path(root) / folder).is_dir():
-            folder = Path(root) / folder
         if self.name in ("cifar100", "imagenet") and (folder / self.name).is_dir():
             return folder / self.name
         if not folder.is_dir() and not self.download:
-            raise FileNotFoundError(
-                f"data_dir={str(folder)!r} is not a folder; pass the folder that holds {self.name!r}."
-            )
+            raise FileNotFoundError(f"--data-dir {folder} is not a folder; pass the folder that holds {self.name!r}.")
         return folder
 
     def test_splits(self) -> tuple[str, ...]:
@@ -151,7 +150,7 @@ class Request:
         if count != expected:
             raise ValueError(
                 f"{folder} has training images of {count} classes, and {expected} are expected of {self.name!r}; "
-                "correct num_classes, or load a dataset other than ImageNet-1k as 'parquet' or 'folder'."
+                "correct --num-classes, or load a dataset other than ImageNet-1k with --dataset parquet or folder."
             )
 
     def dataset(self, splits: Splits) -> Dataset:
@@ -162,11 +161,17 @@ class Request:
             "class_names": splits.class_names,
             "fingerprints": {name: split.rows.fingerprint() for name, split in splits.named().items()},
         }
-        decoded = decode_small_sets(splits, self.max_decoded_bytes)
-        if decoded is not None:
-            return Dataset.from_images(**about, **decoded)
-        shape = (STREAMED_SIZE, STREAMED_SIZE, 3)
-        return Dataset(**about, **splits.named(), image_shape=shape, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+        images = decoded_or_streamed(splits, self.max_decoded_bytes, self.image_size)
+        if not isinstance(images, Streamed):
+            return Dataset.from_images(**about, **images, notes=splits.notes)
+        return Dataset(
+            **about,
+            **splits.named(),
+            image_shape=(images.side, images.side, 3),
+            mean=IMAGENET_MEAN,
+            std=IMAGENET_STD,
+            notes=(*splits.notes, images.note),
+        )
 
 
 def load_digits(request: Request) -> Dataset:

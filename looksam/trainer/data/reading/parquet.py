@@ -4,23 +4,39 @@
 """
 
 import json
+import re
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from looksam.trainer.data.reading.dataset import Encoded, OnBadImage, Splits, digest_of, numbered, require
+from looksam.trainer.data.reading.dataset import (
+    DataError,
+    Encoded,
+    OnBadImage,
+    Splits,
+    digest_of,
+    numbered,
+    require,
+)
 from looksam.trainer.data.reading.decode import BadImageError
-from looksam.trainer.data.reading.labels import check_class_count, check_labels
+from looksam.trainer.data.reading.labels import check_class_count, check_labels, count_classes
 
 CACHE_BYTES = 512 * 2**20  # a process keeps row groups up to about this size in memory
+WRONG_LABELS = (
+    "correct the labels, pass the true --num-classes, or another --test-split where this one hides its labels."
+)
 LABEL_NAMES = ("label", "fine_label")  # preferred if there are several integer columns
+SHARD = re.compile(r"-(\d+)-of-(\d+)[^/]*\.parquet$")
+_SHOWN = 5  # names, in a message
 
 
 def has_parquet(folder: Path) -> bool:
-    """Whether the folder, or its subfolder ``data``, has ``train-*.parquet``."""
+    """Whether the folder, or its subfolder ``data``, has Parquet files of a training split."""
     return bool(_files(folder, "train"))
 
 
@@ -35,6 +51,8 @@ def read_parquet(
     validation_splits: tuple[str, ...] = (),
 ) -> Splits:
     """Returns the splits of a folder with ``train-*.parquet`` and ``test-*`` or ``validation-*``.
+
+    A split may also be one file, ``train.parquet``, or the files of a folder ``train``.
 
     Args:
       folder: the folder with the files, or with a subfolder ``data`` that has them.
@@ -51,15 +69,18 @@ def read_parquet(
         files["validation"] = others[0]
     first = files["train"][0]
     schema = _schema(first)
-    image = image_column or _only(_image_columns(schema), "encoded-image", "image_column", first, schema)
+    image = image_column or _only(_image_columns(schema), "encoded-image", "--image-column", first, schema)
     label = label_column or _label_column(schema, first)
     labels = {split: _labels(paths, image, label) for split, paths in files.items()}
+    rows = {split: ParquetRows(paths, image) for split, paths in files.items()}
     names = _class_names(schema, label)
-    classes = check_class_count(num_classes or len(names) or max(1, int(labels["train"].max()) + 1))
-    return Splits(
-        class_names=names if len(names) == classes else numbered(classes),
-        **{split: _encoded(paths, image, labels[split], classes, on_bad_image) for split, paths in files.items()},
-    )
+    classes = num_classes or len(names) or count_classes(labels["train"], rows["train"].place)
+    check_class_count(classes)
+    encoded = {
+        split: Encoded(rows[split], check_labels(labels[split], classes, rows[split].place, WRONG_LABELS), on_bad_image)
+        for split in files
+    }
+    return Splits(class_names=names if len(names) == classes else numbered(classes), **encoded)
 
 
 def _split(folder: Path, names: tuple[str, ...]) -> list[Path]:
@@ -68,21 +89,63 @@ def _split(folder: Path, names: tuple[str, ...]) -> list[Path]:
     for name in names:
         if files := _files(folder, name):
             return files
-    present = sorted(path.name for path in folder.glob("*.parquet"))
-    wanted = " or ".join(f"{name}-*.parquet" for name in names)
-    raise FileNotFoundError(f"{folder} has no {wanted} (Parquet files there: {', '.join(present) or 'none'}).")
+    present = sorted(str(path.relative_to(folder)) for path in folder.glob("**/*.parquet"))
+    shown = ", ".join(present[:_SHOWN]) + (", …" if len(present) > _SHOWN else "")
+    wanted = " or ".join(f"{name}.parquet or {name}-*.parquet" for name in names)
+    fix = f"rename them to {names[0]}-….parquet"
+    if not present:
+        classes = (folder / names[0]).is_dir()
+        fix = "pass --dataset folder for class directories" if classes else "pass the folder that holds them"
+    elif names != ("train",):
+        fix += ", or name another split with --test-split"
+    raise FileNotFoundError(f"{folder} has no {wanted} (Parquet files there: {shown or 'none'}); {fix}.")
 
 
 def _files(folder: Path, split: str) -> list[Path]:
-    return sorted(folder.glob(f"{split}-*.parquet")) or sorted((folder / "data").glob(f"{split}-*.parquet"))
+    """Returns the files of a split in any of the usual layouts, after checking that no shard is missing."""
+    # With [.] it is a pattern, which finds a link to nothing too: that is an error when it is opened.
+    patterns = (f"{split}-*.parquet", f"{split}[.]parquet", f"{split}/*.parquet")
+    found = (sorted(place.glob(pattern)) for place in (folder, folder / "data") for pattern in patterns)
+    return _complete(next(filter(None, found), []))
+
+
+def _complete(files: list[Path]) -> list[Path]:
+    """Returns the files, after checking that all shards are there of those that are numbered: 00000-of-00002."""
+    numbers = [(int(match[1]), int(match[2])) for path in files if (match := SHARD.search(path.name))]
+    if not numbers:
+        return files
+    _, total = numbers[0]
+    missing = sorted(set(range(total)) - {number for number, _ in numbers})
+    if missing:
+        raise DataError(
+            f"{files[0].parent} has {len(numbers)} of the {total} shards that {files[0].name} belongs to, and lacks "
+            f"number {', '.join(f'{number:05}' for number in missing[:_SHOWN])}"
+            f"{', …' if len(missing) > _SHOWN else ''}; download what is missing."
+        )
+    if len(numbers) != total or any(other != total for _, other in numbers):
+        raise DataError(
+            f"{files[0].parent} has {len(numbers)} shards, and {files[0].name} is one of {total}: these are files of "
+            f"several versions, {files[0].name} to {files[-1].name}; keep those of one."
+        )
+    return files
+
+
+@contextmanager
+def _reading(path: Path, what: str = "is not a readable Parquet file") -> Iterator[None]:
+    """Turns what Arrow raises into a DataError that names the file."""
+    try:
+        yield
+    except require("pyarrow").ArrowException as error:
+        raise DataError(f"{path} {what} ({error}); download it again.") from error
+    except OSError as error:
+        if path.exists() and error.errno is None:  # Arrow's own, of damaged data
+            raise DataError(f"{path} {what} ({error}); download it again.") from error
+        raise DataError.from_os(path, error) from error
 
 
 def _schema(path: Path) -> Any:
-    pyarrow = require("pyarrow")
-    try:
+    with _reading(path):
         return require("pyarrow.parquet").read_schema(path)
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path} is not a readable Parquet file ({error}); download it again.") from error
 
 
 def _image_columns(schema: Any) -> list[str]:
@@ -103,14 +166,14 @@ def _label_column(schema: Any, path: Path) -> str:
     named = [name for name in LABEL_NAMES if name in columns]
     if len(columns) > 1 and named:
         return named[0]
-    return _only(columns, "integer label", "label_column", path, schema)
+    return _only(columns, "integer label", "--label-column", path, schema)
 
 
 def _only(columns: list[str], what: str, argument: str, path: Path, schema: Any) -> str:
     if len(columns) == 1:
         return columns[0]
     if columns:
-        raise ValueError(f"{path} has several {what} columns: {', '.join(columns)}; choose one with {argument}=.")
+        raise ValueError(f"{path} has several {what} columns: {', '.join(columns)}; choose one with {argument}.")
     present = ", ".join(f"{field.name}: {field.type}" for field in schema)
     raise ValueError(
         f"{path} has no {what} column (columns: {present}); a struct {{bytes, path}} and an int are needed."
@@ -135,11 +198,12 @@ def _labels(files: list[Path], image: str, label: str) -> np.ndarray:
 
 
 def _label_values(path: Path, label: str) -> np.ndarray:
-    column = require("pyarrow.parquet").read_table(path, columns=[label]).column(0)
+    with _reading(path):
+        column = require("pyarrow.parquet").read_table(path, columns=[label]).column(0)
     if not require("pyarrow").types.is_integer(column.type):
         first = f", e.g. {column[0].as_py()!r} in row 0" if len(column) else ""
         raise TypeError(
-            f"{path}: label column {label!r} is {column.type}, not an integer{first}; choose label_column=."
+            f"{path}: label column {label!r} is {column.type}, not an integer{first}; choose another --label-column."
         )
     if column.null_count:
         row = column.is_null().to_pylist().index(True)
@@ -154,12 +218,6 @@ def _class_names(schema: Any, label: str) -> tuple[str, ...]:
     except (KeyError, TypeError, ValueError):
         return ()
     return tuple(map(str, names)) if isinstance(names, list) else ()
-
-
-def _encoded(files: list[Path], image: str, labels: np.ndarray, classes: int, on_bad_image: OnBadImage) -> Encoded:
-    rows = ParquetRows(files, image)
-    fix = "correct the labels, pass the true num_classes, or another test_split where this one hides its labels."
-    return Encoded(rows, check_labels(labels, classes, rows.place, fix), on_bad_image)
 
 
 class ParquetRows:
@@ -229,14 +287,10 @@ class ParquetRows:
 
     def _load(self, block: int) -> Any:
         file, group = int(self._file[block]), int(self._group[block])
-        if file not in self._open:
-            self._open[file] = _open(self._paths[file])
-        try:
+        with _reading(self._paths[file], f"is damaged in row group {group}"):
+            if file not in self._open:
+                self._open[file] = _open(self._paths[file])
             table = self._open[file].read_row_group(group, columns=[f"{self._column}.bytes"])
-        except (require("pyarrow").ArrowException, OSError) as error:
-            raise ValueError(
-                f"{self._paths[file]}: row group {group} is damaged ({error}); download it again."
-            ) from error
         return table.column(0).combine_chunks().field("bytes")
 
     def _reset(self) -> None:
