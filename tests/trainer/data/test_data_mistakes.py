@@ -119,7 +119,14 @@ def test_the_other_format_is_recognised(folder: Path, tmp_path_factory: pytest.T
     write_parquet(other / "data" / "training.parquet", [encoded(pixels(1)[0])], [0])
     with pytest.raises(FileNotFoundError, match=r"has no train/ \(there: data\); pass --dataset parquet"):
         load_dataset("folder", data_dir=other)
-    with pytest.raises(FileNotFoundError, match=r"there: data/training\.parquet\); rename them to train-"):
+    with pytest.raises(FileNotFoundError, match=r"there: data/training\.parquet\); name those of the split train-"):
+        load_dataset("parquet", data_dir=other)
+    parent = tmp_path_factory.mktemp("parent")
+    shutil.copytree(folder, parent / "set")
+    with pytest.raises(FileNotFoundError, match=rf"has no train/ \(there: set\); pass --data-dir {parent / 'set'}"):
+        load_dataset("folder", data_dir=parent)
+    write_parquet(other / "deep" / "er" / "train.parquet", [encoded(pixels(1)[0])], [0])
+    with pytest.raises(FileNotFoundError, match=r"deep/er/train\.parquet\); pass --data-dir .*/deep/er"):
         load_dataset("parquet", data_dir=other)
     (folder / "train").rename(folder / "cats")
     with pytest.raises(FileNotFoundError, match=r"has no train/ \(there: cats, test\); put the images into train/<"):
@@ -148,7 +155,7 @@ def test_files_that_are_no_images_are_reported_and_hidden_ones_are_not(folder: P
     dataset = load_dataset("folder", data_dir=folder)
     assert len(dataset.train) == 12
     [note] = dataset.notes
-    assert note.startswith("2 files or folders are") and note.endswith("train/a/1.heic")
+    assert note.startswith(f"ignored {folder / 'train' / 'a' / '1.heic'} and 1 more: not an image")
     for path in (folder / "train" / "a").glob("*.png"):
         path.unlink()
     with pytest.raises(ValueError, match=r"train/a has no images \(.*; there: 1\.heic\); fill or delete it"):

@@ -7,10 +7,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
+T = TypeVar("T")
 OnBadImage = Literal["fail", "skip"]
 ON_BAD_IMAGE = ("fail", "skip")
 
@@ -129,8 +130,7 @@ class Splits:
 
     def named(self) -> dict[str, Encoded]:
         """Returns the splits that are there, by name."""
-        splits = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {name: split for name, split in splits.items() if split is not None}
+        return present(train=self.train, validation=self.validation, test=self.test)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,12 +166,16 @@ class Dataset:
 
     def splits(self) -> dict[str, Images | Encoded]:
         """Returns the splits that are there, by name."""
-        splits = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {name: split for name, split in splits.items() if split is not None}
+        return present(train=self.train, validation=self.validation, test=self.test)
 
     def with_validation_as_test(self) -> "Dataset":
         """Returns the dataset with its validation split, if it has one, in place of the test set."""
         return self if self.validation is None else replace(self, test=self.validation, validation=None)
+
+
+def present(**splits: T | None) -> dict[str, T]:
+    """Returns the splits that are not None."""
+    return {name: split for name, split in splits.items() if split is not None}
 
 
 def numbered(count: int) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 from looksam.trainer.data.reading.dataset import DataError, Encoded, OnBadImage, Splits, digest_of
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm"))
-FILES_MEASURED = 10_000  # whose sizes are part of a fingerprint; asking for all of ImageNet's would take too long
+FILES_MEASURED = 64  # whose sizes are part of a fingerprint: enough to know other files, few enough to repair one image
 _SHOWN = 5  # names of what is there, in a message
 
 
@@ -72,12 +72,17 @@ def _split(folder: Path, names: tuple[str, ...]) -> Path:
             return folder / name
     wanted = " or ".join(f"{name}/" for name in names)
     there = ", ".join(path.name for path in _entries(folder)[:_SHOWN]) or "nothing"
-    fix = f"put the images into {names[0]}/<class>/"
-    if any(folder.glob("**/*.parquet")):
-        fix = "pass --dataset parquet for Parquet files"
-    elif names != ("train",):
-        fix += ", or name another folder with --test-split"
-    raise FileNotFoundError(f"{folder} has no {wanted} (there: {there}); {fix}.")
+    raise FileNotFoundError(f"{folder} has no {wanted} (there: {there}); {_where_to_look(folder, names)}.")
+
+
+def _where_to_look(folder: Path, names: tuple[str, ...]) -> str:
+    if any(folder.glob("*.parquet")) or any(folder.glob("*/*.parquet")):
+        return "pass --dataset parquet for Parquet files"
+    deeper = next((path.parent for path in sorted(folder.glob(f"*/{names[0]}")) if path.is_dir()), None)
+    if deeper:
+        return f"pass --data-dir {deeper}"
+    put = f"put the images into {names[0]}/<class>/"
+    return put if names == ("train",) else f"{put}, or pass the name of another split as --test-split"
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -123,8 +128,8 @@ def _encoded(split: Path, classes: list[str], on_bad_image: OnBadImage, ignored:
 def _notes(ignored: list[Path]) -> tuple[str, ...]:
     if not ignored:
         return ()
-    count = "1 file or folder is" if len(ignored) == 1 else f"{len(ignored)} files or folders are"
-    return (f"{count} not an image by its suffix, or not in a class directory, and ignored: {ignored[0]}",)
+    more = f" and {len(ignored) - 1} more" if len(ignored) > 1 else ""
+    return (f"ignored {ignored[0]}{more}: not an image in a class directory, by its name",)
 
 
 class FileRows:
@@ -154,5 +159,5 @@ class FileRows:
     def fingerprint(self) -> str:
         """Returns a digest of the names of all files and the sizes of some of them."""
         names = [f"{path.parent.name}/{path.name}" for path in self._paths]
-        sampled = self._paths[:: max(1, len(self._paths) // FILES_MEASURED)]
-        return digest_of(names, [path.stat().st_size for path in sampled])
+        measured = self._paths[:: -(-len(self._paths) // FILES_MEASURED)]
+        return digest_of(names, [path.stat().st_size for path in measured])

@@ -89,16 +89,23 @@ def _split(folder: Path, names: tuple[str, ...]) -> list[Path]:
     for name in names:
         if files := _files(folder, name):
             return files
-    present = sorted(str(path.relative_to(folder)) for path in folder.glob("**/*.parquet"))
-    shown = ", ".join(present[:_SHOWN]) + (", …" if len(present) > _SHOWN else "")
+    present = sorted(folder.glob("**/*.parquet"))
+    shown = ", ".join(str(path.relative_to(folder)) for path in present[:_SHOWN])
     wanted = " or ".join(f"{name}.parquet or {name}-*.parquet" for name in names)
-    fix = f"rename them to {names[0]}-….parquet"
-    if not present:
-        classes = (folder / names[0]).is_dir()
-        fix = "pass --dataset folder for class directories" if classes else "pass the folder that holds them"
-    elif names != ("train",):
-        fix += ", or name another split with --test-split"
-    raise FileNotFoundError(f"{folder} has no {wanted} (Parquet files there: {shown or 'none'}); {fix}.")
+    raise FileNotFoundError(
+        f"{folder} has no {wanted} (Parquet files there: {shown or 'none'}{', …' if len(present) > _SHOWN else ''}); "
+        f"{_where_to_look(folder, names, present)}."
+    )
+
+
+def _where_to_look(folder: Path, names: tuple[str, ...], present: list[Path]) -> str:
+    deeper = next((path.parent for path in present if _files(path.parent, names[0])), None)
+    if deeper:
+        return f"pass --data-dir {deeper}"
+    if not present and (folder / names[0]).is_dir():
+        return "pass --dataset folder for class directories"
+    rename = f"name those of the split {names[0]}-….parquet" if present else "pass the folder that holds them"
+    return rename if names == ("train",) else f"{rename}, or pass the name of another split as --test-split"
 
 
 def _files(folder: Path, split: str) -> list[Path]:
