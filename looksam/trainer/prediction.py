@@ -11,10 +11,10 @@ from looksam.trainer.batches import resize
 from looksam.trainer.checkpoints import CheckpointChoice
 from looksam.trainer.data import BadImageError
 from looksam.trainer.data.reading.decode import bad_image_at, eval_crop, open_image, to_rgb
+from looksam.trainer.data.reading.image_folder import SUFFIXES
 from looksam.trainer.trained_model import TrainedModel, load_model
 
 BATCH = 64  # images at a time; the last ones are filled up, so that one program is compiled
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
 
 
 class Guess(NamedTuple):
@@ -80,7 +80,8 @@ def image_files(names: Iterable[str | pathlib.Path]) -> list[pathlib.Path]:
         else:
             files = [pathlib.Path(match) for match in sorted(glob.glob(str(name), recursive=True))]
         if not files:
-            raise ValueError(f"{str(name)!r} has no images; pass files, folders or patterns of {', '.join(SUFFIXES)}.")
+            known = ", ".join(sorted(SUFFIXES))
+            raise ValueError(f"{str(name)!r} has no images ({known}); pass files, folders or patterns that do.")
         found += files
     return found
 

@@ -232,7 +232,7 @@ def test_frozen_parameters_are_constants_of_every_step(method):
         )
         updates, opt_state = tx.update(grads, opt_state, params)
         params = optax.apply_updates(params, updates)
-        np.testing.assert_allclose(metrics["g_norm"], info.g_norm, rtol=1e-4)
+        np.testing.assert_allclose(metrics["grad_norm"], info.grad_norm, rtol=1e-4)
     after = jax.tree.map(np.asarray, state.params)
     for name in "01":
         jax.tree.map(np.testing.assert_array_equal, after["hidden"][name], frozen[name])
