@@ -24,7 +24,7 @@ INTERRUPTED = SIGNALLED + 2
 BAD_INPUT = (ValueError, TypeError, OSError, ImportError)  # what our checks raise
 EXTRA = (
     *("flax", "grain", "jax", "jaxlib", "jinja2", "matplotlib", "numpy", "optax", "orbax", "PIL", "pyarrow"),
-    *("rich", "safetensors", "scipy", "sklearn"),
+    *("flatbuffers", "rich", "safetensors", "scipy", "sklearn"),
 )
 
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 import looksam
 from looksam.trainer.checkpoints import CheckpointChoice
+from looksam.trainer.data.reading.dataset import require
 from looksam.trainer.data.reading.decode import EVAL_RESIZE
 from looksam.trainer.run_directory import RunError, write_atomically
 from looksam.trainer.trained_model import FORMAT, VERSION, TrainedModel, load_model
@@ -40,7 +41,8 @@ In PyTorch, with looksam and without JAX:
     print(model.class_names[int(logits[0].argmax())])
 """
 _IN_JAX = """
-In JAX, without looksam. It takes uint8 images (batch, {height}, {width}, {channels}), and normalises them itself:
+In JAX, without looksam (pip install jax flatbuffers). It takes uint8 images (batch, {height}, {width}, {channels}), and
+normalises them itself:
 
     import jax.export
     model = jax.export.deserialize(open("model.stablehlo", "rb").read())
@@ -120,6 +122,8 @@ def config(model: TrainedModel) -> dict[str, Any]:
 def stablehlo_bytes(model: TrainedModel, platforms: Sequence[str] = PLATFORMS) -> bytes:
     """Returns the serialised program ``logits(images)``, for uint8 images in batches of any size."""
     from jax import export  # here: it is not loaded with jax itself
+
+    require("flatbuffers")
 
     function = model.logits_function()
     params, stats = jax.tree.map(jnp.asarray, (model.params, model.stats))

@@ -24,8 +24,8 @@ MODELS = {
     "resnet": ((8, 8, 3), {"width": 4, "blocks": (2, 2, 2)}),
     "resnet bottleneck": ((72, 72, 3), {"width": 4, "blocks": (1, 2), "bottleneck": True}),
     "wide_resnet": ((8, 8, 3), {"widen": 1}),
-    "vit": ((8, 12, 3), {"width": 12, "depth": 2}),
-    "vit as in public weights": ((8, 8, 3), {"width": 12, "depth": 1, "pooling": "token", "gelu": "exact"}),
+    "vit": ((8, 12, 3), {"width": 12, "depth": 2, "patch": 4}),
+    "vit as in public weights": ((8, 8, 3), {"width": 12, "depth": 1, "patch": 4, "pooling": "token", "gelu": "exact"}),
 }
 
 
