@@ -41,7 +41,7 @@ def test_counts_by_class_are_those_of_the_predictions(flowers_run, tmp_path):
     assert [row["accuracy"] for row in result["per_class"]] == pytest.approx(100 * np.diag(expected) / expected.sum(1))
 
     write_csv(tmp_path / "confusion.csv", result)
-    head, *rows = csv.reader((tmp_path / "confusion.csv").open())
+    head, *rows = csv.reader((tmp_path / "confusion.csv").read_text().splitlines())
     assert head == ["class", "images", "accuracy", *NAMES]
     assert [[int(n) for n in row[3:]] for row in rows] == expected.tolist()
 
