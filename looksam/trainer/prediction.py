@@ -20,7 +20,7 @@ BATCH = 64  # images at a time; the last ones are filled up, so that one program
 class Guess(NamedTuple):
     """A class that an image may have."""
 
-    index: int  # of the class
+    label: int  # the number of the class
     name: str
     probability: float
 

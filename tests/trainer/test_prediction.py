@@ -31,9 +31,9 @@ def test_predictions_are_those_of_evaluation(flowers_run):
     assert 100 * np.mean(logits.argmax(-1) == labels) == pytest.approx(result["test_accuracy"])
 
     predictions = list(predict_images(model, files, top=2))
-    assert [p.guesses[0].index for p in predictions] == logits.argmax(-1).tolist()
+    assert [p.guesses[0].label for p in predictions] == logits.argmax(-1).tolist()
     guesses = predictions[0].guesses
-    assert [g.name for g in guesses] == [NAMES[g.index] for g in guesses] and len(guesses) == 2
+    assert [g.name for g in guesses] == [NAMES[g.label] for g in guesses] and len(guesses) == 2
     probabilities = np.exp(logits[0]) / np.exp(logits[0]).sum()
     assert guesses[0].probability == pytest.approx(probabilities.max(), rel=1e-5)
     assert guesses[0].probability > guesses[1].probability
