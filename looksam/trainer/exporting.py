@@ -21,8 +21,8 @@ from looksam.trainer.checkpoints import CheckpointChoice
 from looksam.trainer.data.reading.dataset import require
 from looksam.trainer.data.reading.decode import EVAL_RESIZE
 from looksam.trainer.run_directory import RunError, write_atomically
-from looksam.trainer.trained_model import FORMAT, VERSION, TrainedModel, load_model
-from looksam.trainer.weights import CONFIG, WEIGHTS, write_safetensors
+from looksam.trainer.trained_model import VERSION, TrainedModel, load_model
+from looksam.trainer.weights import CONFIG, FORMAT, WEIGHTS, write_safetensors
 
 STABLEHLO, README = "model.stablehlo", "README.txt"
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

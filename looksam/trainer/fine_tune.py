@@ -34,10 +34,15 @@ def with_initial_weights(training: Training, state: TrainState, report: Callable
     if training.recipe.init_from is None:
         return state
     found = initial_weights(training.recipe, training.dataset, state.params, state.stats, report)
-    put = lambda value, like: jax.make_array_from_callback(like.shape, like.sharding, lambda index: value[index])
-    params, stats = jax.tree.map(put, found, (state.params, state.stats))
-    # copied: a step donates its arrays, and these may be the host's memory
-    return state._replace(params=jax.tree.map(jnp.copy, params), stats=jax.tree.map(jnp.copy, stats))
+    params, stats = jax.tree.map(_placed, found, (state.params, state.stats))
+    return state._replace(params=params, stats=stats)
+
+
+def _placed(value: Any, like: jax.Array) -> jax.Array:
+    if isinstance(value, jax.Array):  # of a new head
+        return value
+    placed = jax.make_array_from_callback(like.shape, like.sharding, lambda index: value[index])
+    return jnp.copy(placed)  # a step donates its arrays, and this one may be the host's memory
 
 
 def check_source(recipe: Recipe) -> None:
@@ -52,12 +57,12 @@ def check_source(recipe: Recipe) -> None:
 def initial_weights(
     recipe: Recipe, dataset: Dataset, params: Any, stats: Any, report: Callable[[str], None]
 ) -> tuple[Any, Any]:
-    """Returns the weights of ``recipe.init_from`` for the recipe's model, as NumPy arrays in nested dicts.
+    """Returns the parameters and statistics of ``recipe.init_from`` for the recipe's model, as NumPy arrays.
 
     Args:
       recipe: the recipe of the new run.
       dataset: its data: the head is kept only if the classes are the same.
-      params: the model's own first parameters, of which a new head is taken.
+      params: the model's own first parameters, of which a new head is taken as it is.
       stats: the model's own running statistics.
       report: takes one line about what was kept, resized and left out.
     """
@@ -69,7 +74,7 @@ def initial_weights(
         arrays["position"] = arrays["position"][len(arrays["position"]) - _patches(arrays["position"]) :]
         del arrays["token"]
     own = flat(params, stats)
-    new_head = _has_new_head(source, dataset.class_names, own)
+    new_head = _has_new_head(source, dataset.class_names)
     if new_head:
         notes.append(f"the head is new ({new_head})")
         arrays = {name: value for name, value in arrays.items() if not name.startswith("head.")}
@@ -78,11 +83,11 @@ def initial_weights(
         arrays["position"], note = _fitted_positions(arrays["position"], source, grid, own["position"].shape[0])
         notes += [note] if note else []
     filled = {
-        path: np.asarray(value) if new_head and path.startswith("head/") else _taken(path, value.shape, arrays, source)
+        path: value if new_head and path.startswith("head/") else _taken(path, value.shape, arrays, source)
         for path, value in own.items()
     }
     _check_all_used(arrays, own, source)
-    report(f"starting from {source.where}" + "".join(f"; {note}" for note in notes))
+    report("; ".join([f"starting from {source.where}", *notes]))
     return rebuilt(params, filled), rebuilt(stats, filled)
 
 
@@ -106,7 +111,7 @@ def _check_options(recipe: Recipe, options: dict[str, Any], source: Weights) -> 
     return [f"with {name}={options[name]} in place of {source.made_for[name]}" for name in others]
 
 
-def _has_new_head(source: Weights, class_names: tuple[str, ...], own: dict[str, Any]) -> str:
+def _has_new_head(source: Weights, class_names: tuple[str, ...]) -> str:
     """Returns why the head starts anew; empty if it is kept."""
     count = len(class_names)
     if "head.weight" not in source.arrays:

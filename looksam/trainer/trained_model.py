@@ -30,9 +30,19 @@ from looksam.trainer.run_directory import NAME as RECIPE_FILE
 from looksam.trainer.run_directory import RunError, check_version, read_recipe
 from looksam.trainer.step import init_state, moments
 from looksam.trainer.training import make_model
-from looksam.trainer.weights import CONFIG, flat, from_torch, read_config, read_weights, rebuilt, to_torch, torch_name
+from looksam.trainer.weights import (
+    CONFIG,
+    FORMAT,
+    flat,
+    from_torch,
+    read_config,
+    read_weights,
+    rebuilt,
+    to_torch,
+    torch_name,
+)
 
-FORMAT, VERSION = "looksam", 1
+VERSION = 1  # of the format of an export
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

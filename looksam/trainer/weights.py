@@ -23,6 +23,7 @@ from looksam.trainer.data.reading.dataset import require
 from looksam.trainer.run_directory import RunError
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+FORMAT = "looksam"  # in the config of an export
 Arrays = dict[str, np.ndarray]
 
 _TORCH_NAMES = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "var": "running_var"}
@@ -117,7 +118,7 @@ def read_weights(path: pathlib.Path) -> Weights:
     arrays = {re.sub(r"^vit\.", "", name): value for name, value in arrays.items()}
     if "embeddings.patch_embeddings.projection.weight" in arrays:
         return Weights(str(path), _renamed(arrays, _HUGGING_FACE), _public_options(arrays, config))
-    if "head.weight" not in arrays:
+    if "head.weight" not in arrays and config.get("format") != FORMAT:
         shown = ", ".join(sorted(arrays)[:3])
         raise RunError(
             f"{file} has names that are not known here ({shown}, …); pass a file of `looksam export`, or a ViT in the "
