@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from looksam.trainer import weights
 from looksam.trainer.batches import EpochSchedule
 from looksam.trainer.checkpoint_files import Folder
 from looksam.trainer.checkpoints import CheckpointChoice, Checkpoints
@@ -30,17 +31,7 @@ from looksam.trainer.run_directory import NAME as RECIPE_FILE
 from looksam.trainer.run_directory import RunError, check_version, read_recipe
 from looksam.trainer.step import init_state, moments
 from looksam.trainer.training import make_model
-from looksam.trainer.weights import (
-    CONFIG,
-    FORMAT,
-    flat,
-    from_torch,
-    read_config,
-    read_weights,
-    rebuilt,
-    to_torch,
-    torch_name,
-)
+from looksam.trainer.weights import CONFIG, FORMAT, read_config, read_weights
 
 VERSION = 1  # of the format of an export
 
@@ -140,7 +131,7 @@ class TrainedModel:
     def torch_arrays(self) -> dict[str, np.ndarray]:
         """Returns the weights under the names of the PyTorch module, with PyTorch's order of axes."""
         patch = self.options.get("patch") if self.builder == "vit" else None
-        return to_torch(self.params, self.stats, patch and (patch, patch, self.image_shape[2]))
+        return weights.to_torch(self.params, self.stats, patch and (patch, patch, self.image_shape[2]))
 
 
 def load_model(folder: str | pathlib.Path, checkpoint: CheckpointChoice = "last") -> TrainedModel:
@@ -207,13 +198,13 @@ def _best_metric(folder: pathlib.Path) -> str:
 
 def _from_torch(like: Any, arrays: dict[str, np.ndarray], directory: pathlib.Path) -> Any:
     values = {}
-    for path, leaf in flat(like).items():
-        name = torch_name(path)
-        value = from_torch(path, arrays[name], leaf.shape) if name in arrays else None
+    for path, leaf in weights.flat(like).items():
+        name = weights.torch_name(path)
+        value = weights.from_torch(path, arrays[name], leaf.shape) if name in arrays else None
         if value is None:
             raise RunError(f"{directory} does not have {name!r} as its config.json describes it; export it again.")
         values[path] = value
-    return rebuilt(like, values)
+    return weights.rebuilt(like, values)
 
 
 def _tuples(options: dict[str, Any]) -> dict[str, Any]:
