@@ -7,6 +7,7 @@ The batch of step i depends on the seed and on i alone, so a checkpoint stores t
 the data.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from looksam.trainer.data import (
+    DataError,
     Dataset,
     Encoded,
     Images,
@@ -30,11 +32,25 @@ from looksam.trainer.data import (
 from looksam.trainer.data.reading.order import ShuffledOrder
 from looksam.trainer.parallel import Layout, SingleDeviceLayout
 from looksam.trainer.recipe import Recipe
+from looksam.trainer.run_directory import RunError
 
 SPLIT_SEED = 0  # of the held-out images and of the label noise: the same data for every seed of a run
 Split = Literal["validation", "test"]
 EVAL_BATCH = 500
 STREAMED_EVAL_BATCH = 100
+
+
+class UnreadableError(RunError):
+    """Images that were there when a run began cannot be read any more."""
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Turns what reading the images of a batch raises into an UnreadableError."""
+    try:
+        yield
+    except (OSError, DataError) as error:
+        raise UnreadableError(str(error)) from error
 
 
 # --- the dataset --------------------------------------------------------------------------------------------------

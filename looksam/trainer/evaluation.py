@@ -40,19 +40,19 @@ def evaluate_run(
       confusion: also count how often each class was taken for each other one.
 
     Returns:
-      ``step``, ``run_dir``, the last evaluated ``split``, and of each split ``<split>_accuracy``, ``<split>_loss`` and
-      ``<split>_images``. With ``confusion`` also ``class_names``, and of the last split ``confusion``, with a row for
-      each class that counts its images by predicted class, and ``per_class``, a list of ``{"class", "images",
-      "accuracy"}``. The accuracy of a class without images is None.
+      ``step``, ``run_dir``, the (first) ``split``, and of each split ``<split>_accuracy``, ``<split>_loss`` and
+      ``<split>_images``. With ``confusion`` also ``class_names``, and of the test split, or the one that was asked for,
+      ``confusion``, with a row for each class that counts its images by predicted class, and ``per_class``, a list of
+      ``{"class", "images", "accuracy"}``. The accuracy of a class without images is None.
     """
     directory = pathlib.Path(run_dir)
     changes = {name: value for name, value in (("data_dir", data_dir), ("dataset", dataset)) if value is not None}
     recipe = read_recipe(directory).replace(mesh="data=1", microbatch=None, groups=None, **changes)
     model = TrainedModel.of_run(directory, checkpoint)
     data = load_for(model, recipe)
-    result: dict[str, Any] = {"step": model.step}
-    for name in _splits(data, split):
-        result["split"] = name
+    names = _splits(data, split)
+    result: dict[str, Any] = {"step": model.step, "split": names[0]}
+    for name in names:
         scores, counts = _score(model, recipe, data, name, confusion)
         result |= {f"{name}_{score}": value for score, value in scores.items()}
         if confusion:

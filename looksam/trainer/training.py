@@ -12,7 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from looksam.rules import Rule
-from looksam.trainer.batches import EpochSchedule, Split, TrainBatches, load, make_eval_batches, make_train_batches
+from looksam.trainer.batches import (
+    EpochSchedule,
+    Split,
+    TrainBatches,
+    load,
+    make_eval_batches,
+    make_train_batches,
+    reading,
+)
 from looksam.trainer.data import Dataset, Images
 from looksam.trainer.models import Model, build_model
 from looksam.trainer.optimizers import make_optimizer, make_rule
@@ -41,13 +49,15 @@ class Training:
 
     def step(self, state: TrainState, i: int, log: bool = True) -> tuple[TrainState, Metrics]:
         """Take step i of the run. ``log=False`` saves what is computed for the metrics alone (see ``step.py``)."""
-        refresh = self.programs.refreshes(i)
-        return self.programs.step(state, refresh, *self.batches.arguments(i), log=np.bool_(log))
+        with reading():
+            arguments = self.batches.arguments(i)
+        return self.programs.step(state, self.programs.refreshes(i), *arguments, log=np.bool_(log))
 
     def evaluate(self, state: TrainState, split: Split = "test") -> dict[str, float]:
         """The mean loss and the accuracy in percent on the test or validation split, each image counted once."""
         batches = make_eval_batches(self.dataset, self.recipe, self.layout, split)
-        sums = [self.programs.evaluate(state.params, state.stats, *batch) for batch in batches]
+        with reading():
+            sums = [self.programs.evaluate(state.params, state.stats, *batch) for batch in batches]
         loss, hits, images = (sum(float(part[name]) for part in sums) for name in ("loss", "hits", "images"))
         return {"loss": loss / images, "accuracy": 100 * hits / images}
 

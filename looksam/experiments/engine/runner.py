@@ -53,6 +53,7 @@ def device_arrays(dataset: Dataset) -> tuple[jax.Array, jax.Array]:
 class Runner:
     """The compiled programs of ``recipe``, and the runs that they train together.
 
+    If the recipe holds images out, they take the place of the test set, which is not read.
     ``start`` begins one run per recipe it is given; results have one entry per run. Runners of other methods on the
     same dataset may share its ``arrays``.
     """
