@@ -117,6 +117,7 @@ class _Loop:
         self.fallbacks = Fallbacks(report)
         self.pending: tuple[int, dict[str, jax.Array]] | None = None  # metrics to be logged, still on the device
         self.safe_step: int | None = None
+        self.compiled: set[bool | None] = set()  # the kinds of steps that were taken
         self.started, self.compile_seconds = started, 0.0
         self.start_times: dict[str, float] = {}  # how long the start took, until it is logged
 
@@ -166,11 +167,15 @@ class _Loop:
         return step, state
 
     def _step(self, state: TrainState, i: int, logged: bool, *, first: bool) -> tuple[TrainState, dict[str, jax.Array]]:
+        refresh = self.training.programs.refreshes(i)
+        is_new = refresh not in self.compiled
+        self.compiled.add(refresh)
         if first:
-            state, metrics = self._first_step(state, i, logged)
-        else:
-            state, metrics = self.training.step(state, i, log=logged)
-            self.progress.step(i + 1, metrics["loss"])
+            return self._first_step(state, i, logged)
+        if is_new:
+            self.progress.stage(f"compiling the step {'with' if refresh else 'without'} a second gradient")
+        state, metrics = self.training.step(state, i, log=logged)
+        self.progress.step(i + 1, metrics["loss"])
         return state, metrics
 
     def _first_step(self, state: TrainState, i: int, logged: bool) -> tuple[TrainState, dict[str, jax.Array]]:

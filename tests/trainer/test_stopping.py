@@ -71,13 +71,13 @@ def test_patience_ends_a_run_and_outlasts_a_restart(tmp_path, scores):
 
 @as_users_run_it
 def test_a_run_out_of_time_is_saved_and_resumes_in_the_same_bits(tmp_path, capsys):
-    recipe, lines = RECIPE.replace(epochs=2, log_every=1, method="look_sam"), []
+    recipe, lines = RECIPE.replace(epochs=2, log_every=1), []
     run(recipe, tmp_path / "whole", quiet=True)
     late = time.perf_counter() - 60 * 10
     cut = run(recipe.replace(max_minutes=10), tmp_path / "cut", quiet=True, report=lines.append, started=late)
     assert (cut["status"], cut["reason"], cut["signal"], cut["step"]) == ("stopped", "max_minutes", None, 1)
     assert lines == ["stopped at step 1: --max-minutes 10 have passed. It is saved; run the same command to resume."]
-    run(recipe.replace(max_minutes=10), tmp_path / "cut", quiet=True)
+    run(recipe.replace(max_minutes=10), tmp_path / "cut", quiet=True, report=str)
     assert without_times(tmp_path / "cut") == without_times(tmp_path / "whole")
     flags = ["--mesh", "data=1", "--quiet", "--json", "--max-minutes", "1e-9"]
     assert main(["train", "digits", "--run-dir", str(tmp_path / "cli"), *flags]) == 0
