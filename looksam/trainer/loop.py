@@ -21,7 +21,7 @@ from looksam.trainer.progress import Progress
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.run_directory import RunError, check_recipe, claim, holds_run, read_recipe, writing_to
 from looksam.trainer.run_lock import working_in
-from looksam.trainer.scoreboard import Scoreboard, best_metric, selection_split
+from looksam.trainer.scoreboard import Scoreboard, best_metric
 from looksam.trainer.step import TrainState
 from looksam.trainer.stopping import TIME_IS_UP, Fallbacks, Interrupts, divergence, stop_request
 from looksam.trainer.trackers import check_installed, open_trackers
