@@ -32,13 +32,15 @@ JAX_ENABLE_COMPILATION_CACHE=false keeps no compiled programs for the next run.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, by default that of the process, and return its exit code."""
-    return guarded(lambda: _run(sys.argv[1:] if argv is None else list(argv)))
+    flags: dict[str, str] = {}  # of the command, once it is known
+    return guarded(lambda: _run(sys.argv[1:] if argv is None else list(argv), flags), flags)
 
 
-def _run(argv: list[str]) -> int:
+def _run(argv: list[str], flags: dict[str, str]) -> int:
     started = time.perf_counter()
     # imported here, where a missing package is explained
     from looksam.cli import analyze, bench, compare, evaluate, export, plan, predict, recipes, reproduce, train
+    from looksam.cli.flags import flags_of
     from looksam.cli.parser import Parser
 
     parser = Parser(prog="looksam", description=DESCRIPTION, epilog=EPILOG)
@@ -49,4 +51,5 @@ def _run(argv: list[str]) -> int:
             command.add_to(subparsers)
     arguments = parser.parse_args(argv)
     arguments.started = started
+    flags |= flags_of(arguments.parser)
     return arguments.run(arguments)

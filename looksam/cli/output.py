@@ -10,11 +10,13 @@ import os
 import pathlib
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from looksam.arguments import ArgumentError, did_you_mean
 from looksam.bench.worker import WorkerError
+from looksam.cli.flags import spelled
+from looksam.trainer.own_code import OwnCodeError
 from looksam.trainer.run_directory import RunError, read_recipe
 
 FAILED = 1
@@ -37,14 +39,16 @@ def usage() -> Iterator[None]:
     """Report a ValueError or TypeError raised inside as an error of the command line."""
     try:
         yield
+    except OwnCodeError:  # which names settings as the user's file does
+        raise
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from error
 
 
-def guarded(work: Callable[[], int]) -> int:
+def guarded(work: Callable[[], int], flags: Mapping[str, str]) -> int:
     """Run ``work`` and return its exit code; errors that we anticipate become one message on stderr and a code.
 
-    Any other exception propagates with its traceback.
+    Settings that a message names are shown as ``flags``. Any other exception propagates with its traceback.
     """
     try:
         code = work()
@@ -57,12 +61,14 @@ def guarded(work: Callable[[], int]) -> int:
     except BrokenPipeError:  # the reader of our output has closed it, as `head` does; nothing more may be written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except (UsageError, ArgumentError) as error:
+    except OwnCodeError as error:
         return _fail(str(error), USAGE)
+    except (UsageError, ArgumentError) as error:
+        return _fail(spelled(str(error), flags), USAGE)
     except Exception as error:
         if not isinstance(error, (RunError, WorkerError, *BAD_INPUT)):
             raise
-        return _fail(_message(error), FAILED)
+        return _fail(spelled(_message(error), flags), FAILED)
 
 
 def report(line: str) -> None:

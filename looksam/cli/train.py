@@ -13,9 +13,11 @@ from looksam.cli.parser import (
     add_json,
     add_processes,
     add_quiet,
+    add_recipe,
     add_settings,
     process_arguments,
     recipe_named,
+    run_name,
 )
 from looksam.trainer.run_directory import check_recipe
 from looksam.trainer.trackers import check_installed
@@ -31,14 +33,16 @@ examples:
   looksam train digits-noise30 --start 0.8          the rule acts in the last fifth of the run
   looksam train digits-noise30 --validation 0.2 --patience 5 --max-minutes 30
   looksam train cifar100-small-resnet --data-dir data --download --epochs 5
-  looksam train cifar100-small-vit --data-dir data --init-from runs/other --freeze "^(embed|blocks/[0-3])/"
+  looksam train folder-resnet --data-dir photos     your own images: photos/train/CLASS/*.jpg and photos/val
+  looksam train my_recipe.py --model net.py:build   your own recipe and model
+  looksam train folder-vit --data-dir photos --init-from runs/other --freeze "^(embed|blocks/[0-3])/"
   looksam recipes --json digits     the settings of a recipe
 """
 
 
 def _add_train_arguments(parser: Parser) -> None:
     parser.usage = "looksam train RECIPE [--run-dir DIR] [--json] [--quiet] [--SETTING VALUE ...]"
-    parser.add_argument("recipe", metavar="RECIPE", help="a name that `looksam recipes` lists")
+    add_recipe(parser)
     parser.add_argument("--run-dir", metavar="DIR", help="folder of the run; by default runs/RECIPE-seedSEED")
     add_json(parser)
     add_quiet(parser)
@@ -48,7 +52,7 @@ def _add_train_arguments(parser: Parser) -> None:
 
 def _train(arguments: argparse.Namespace) -> int:
     recipe = recipe_named(arguments.recipe, arguments)
-    run_dir = pathlib.Path(arguments.run_dir or f"runs/{arguments.recipe}-seed{recipe.seed}")
+    run_dir = pathlib.Path(arguments.run_dir or f"runs/{run_name(arguments.recipe)}-seed{recipe.seed}")
     processes = process_arguments(arguments)
     check_installed(recipe)
     if recipe.groups != "device":  # which the devices decide, and so JAX

@@ -7,7 +7,6 @@ It has the weights, the class names, and what evaluation does to an image: size 
 import contextlib
 import dataclasses
 import functools
-import importlib
 import inspect
 import pathlib
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from looksam.trainer.checkpoints import CheckpointChoice, Checkpoints
 from looksam.trainer.data import Dataset, Images
 from looksam.trainer.data.transforms.augment import normalize
 from looksam.trainer.dataset_summary import DatasetSummary
-from looksam.trainer.models import MODELS, Model, build_model
+from looksam.trainer.models import MODELS, Model, build_model, find_builder
 from looksam.trainer.optimizers import make_optimizer, make_rule
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.run_directory import NAME as RECIPE_FILE
@@ -151,8 +150,7 @@ def architecture(recipe: Recipe) -> tuple[str, dict[str, Any]]:
     if recipe.model not in MODELS:  # a model of the user's own
         return recipe.model, recipe.model_options()
     entry = MODELS[recipe.model]
-    function = getattr(importlib.import_module(f"looksam.trainer.models.{entry.module}"), entry.builder)
-    parameters = inspect.signature(function).parameters.values()
+    parameters = inspect.signature(find_builder(recipe.model)).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     return entry.builder, {**defaults, **entry.fixed, **recipe.model_options()}
 
