@@ -10,7 +10,7 @@ import os
 import pathlib
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from looksam.arguments import ArgumentError, did_you_mean
@@ -26,7 +26,7 @@ INTERRUPTED = SIGNALLED + 2
 BAD_INPUT = (ValueError, TypeError, OSError, ImportError)  # what our checks raise
 EXTRA = (
     *("flax", "grain", "jax", "jaxlib", "jinja2", "matplotlib", "numpy", "optax", "orbax", "PIL", "pyarrow"),
-    *("rich", "scipy", "sklearn"),
+    *("flatbuffers", "rich", "safetensors", "scipy", "sklearn"),
 )
 
 
@@ -92,7 +92,7 @@ def print_result(result: dict[str, Any], *, as_json: bool) -> None:
         return
     scores = [
         f"{split} {name} {result[f'{split}_{name}']:{form}}"
-        for split in ("validation", "test")
+        for split in ("train", "validation", "test")
         for name, form in (("accuracy", ".2f"), ("loss", ".4f"))
         if result.get(f"{split}_{name}") is not None
     ]
@@ -103,11 +103,25 @@ def print_result(result: dict[str, Any], *, as_json: bool) -> None:
     print(result["run_dir"], flush=True)
 
 
+def aligned(rows: Sequence[Sequence[str]], *, right: bool = True) -> list[str]:
+    """Lines of aligned columns, the first to the left and the others to the right, or all to the left."""
+    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(max(map(len, rows), default=0))]
+    side = ">" if right else "<"
+    cells = ([f"{cell:{side if i else '<'}{widths[i]}}" for i, cell in enumerate(row)] for row in rows)
+    return ["  ".join(row).rstrip() for row in cells]
+
+
 def existing_run(name: str) -> pathlib.Path:
     """The folder of a run, or an error that suggests the closest name."""
+    directory = existing_folder(name)
+    read_recipe(directory)  # raises where there is none, before JAX is loaded
+    return directory
+
+
+def existing_folder(name: str) -> pathlib.Path:
+    """A folder, or an error that suggests the closest name."""
     directory = pathlib.Path(name)
     if directory.is_dir():
-        read_recipe(directory)  # raises where there is none, before JAX is loaded
         return directory
     folders = directory.parent.iterdir() if directory.parent.is_dir() else ()
     names = [folder.name for folder in folders if folder.is_dir()]

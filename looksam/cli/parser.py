@@ -91,9 +91,9 @@ def add_quiet(parser: Parser) -> None:
     parser.add_argument("--quiet", action="store_true", help="print no progress")
 
 
-def add_run(parser: Parser) -> None:
+def add_run(parser: Parser, what: str = "the folder of a run") -> None:
     """The folder of a run, and which of its checkpoints to read."""
-    parser.add_argument("run_dir", metavar="RUN", help="the folder of a run")
+    parser.add_argument("run_dir", metavar="RUN", help=what)
     parser.add_argument(
         "--checkpoint",
         type=_checkpoint,

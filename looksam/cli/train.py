@@ -1,4 +1,4 @@
-"""``looksam train`` and ``looksam eval``: a recipe and flags in, a trained model and its scores out."""
+"""``looksam train``: a recipe and flags in, a trained model and its scores out."""
 
 import argparse
 import pathlib
@@ -6,7 +6,7 @@ import signal
 from typing import Any
 
 from looksam.cli.environment import prepare_jax
-from looksam.cli.output import FAILED, SIGNALLED, existing_run, print_result, report
+from looksam.cli.output import FAILED, SIGNALLED, print_result, report
 from looksam.cli.parser import (
     Command,
     Parser,
@@ -14,7 +14,6 @@ from looksam.cli.parser import (
     add_processes,
     add_quiet,
     add_recipe,
-    add_run,
     add_settings,
     process_arguments,
     recipe_named,
@@ -36,15 +35,8 @@ examples:
   looksam train cifar100-small-resnet --data-dir data --download --epochs 5
   looksam train folder-resnet --data-dir photos     your own images: photos/train/CLASS/*.jpg and photos/val
   looksam train my_recipe.py --model net.py:build   your own recipe and model
+  looksam train folder-vit --data-dir photos --init-from runs/other --freeze "^(embed|blocks/[0-3])/"
   looksam recipes --json digits     the settings of a recipe
-"""
-EVAL_DESCRIPTION = """\
-Evaluate a checkpoint of a run on the data that its recipe names. The run may still be training.
-"""
-EVAL_EXAMPLES = """\
-examples:
-  looksam eval runs/digits-noise30-seed0
-  looksam eval runs/digits-noise30-seed0 --checkpoint best --json
 """
 
 
@@ -81,20 +73,6 @@ def _exit_code(result: dict[str, Any]) -> int:
     return FAILED if result["status"] == "diverged" else 0  # also where --max-minutes stopped it, as asked
 
 
-def _add_eval_arguments(parser: Parser) -> None:
-    add_run(parser)
-    add_json(parser)
-
-
-def _evaluate(arguments: argparse.Namespace) -> int:
-    directory = existing_run(arguments.run_dir)
-    prepare_jax()
-    from looksam.trainer import evaluate_run
-
-    print_result(evaluate_run(directory, checkpoint=arguments.checkpoint), as_json=arguments.json)
-    return 0
-
-
 COMMANDS = (
     Command(
         "train",
@@ -103,13 +81,5 @@ COMMANDS = (
         TRAIN_EXAMPLES,
         _add_train_arguments,
         _train,
-    ),
-    Command(
-        "eval",
-        "evaluate a checkpoint of a run",
-        EVAL_DESCRIPTION,
-        EVAL_EXAMPLES,
-        _add_eval_arguments,
-        _evaluate,
     ),
 )

@@ -74,11 +74,19 @@ class Checkpoints:
         self._exchange("")  # the others wait until the folder is there
         self._scores = {step: self._stored_score(step) for step in self._folder.steps()}
 
-    def save(self, step: int, state: Any, meta: dict[str, Any], metrics: dict[str, float] | None = None) -> None:
+    def save(
+        self,
+        step: int,
+        state: Any,
+        meta: dict[str, Any],
+        metrics: dict[str, float] | None = None,
+        *,
+        again: bool = False,
+    ) -> None:
         """Copies this process's shards of the state and returns; a thread writes the copy.
 
         The state may be donated right after. Waits first for an earlier save, and raises RunError if that failed.
-        A step that was saved before is left as it is.
+        A step that was saved before is left as it is, unless it is to be saved ``again``.
 
         Args:
             step: not below any saved before.
@@ -90,7 +98,7 @@ class Checkpoints:
             raise RunError(f"the checkpoints in {self._folder.path} were opened for reading only; nothing was saved.")
         self.wait()
         latest = self._of_primary(self.latest_step())
-        if latest == step:
+        if latest == step and not again:
             return
         if latest is not None and latest > step:
             raise RunError(

@@ -1,7 +1,6 @@
 """The training loop: steps, evaluation, metrics and checkpoints, until the run is finished or asked to stop.
 
-``run`` trains a recipe in a folder, resuming from the latest valid checkpoint there. ``restored`` and
-``evaluate_run`` read a run back.
+``run`` trains a recipe in a folder, resuming from the latest valid checkpoint there, and ``restored`` reads a run back.
 """
 
 import contextlib
@@ -9,19 +8,20 @@ import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 
-from looksam.trainer import dataset_summary, distributed
+from looksam.trainer import dataset_summary, distributed, fine_tune
+from looksam.trainer.batches import Split, UnreadableError
 from looksam.trainer.checkpoints import CheckpointChoice, Checkpoints
-from looksam.trainer.data import DataError
 from looksam.trainer.dataset_summary import DatasetSummary
 from looksam.trainer.metrics import MetricsLog
 from looksam.trainer.progress import Progress
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.run_directory import RunError, check_recipe, claim, holds_run, read_recipe, writing_to
 from looksam.trainer.run_lock import working_in
+from looksam.trainer.scoreboard import Scoreboard, best_metric
 from looksam.trainer.step import TrainState
 from looksam.trainer.stopping import TIME_IS_UP, Fallbacks, Interrupts, divergence, stop_request
 from looksam.trainer.trackers import check_installed, open_trackers
@@ -30,8 +30,6 @@ from looksam.trainer.training import Training
 T = TypeVar("T")
 LOWER = "Lower --learning-rate or --rho, or clip with --clip-norm,"
 RESUME = "It is saved; run the same command to resume."
-Scores = dict[str, float]
-UNREADABLE = (OSError, DataError)  # what reading images raises, when files are gone or damaged
 
 
 def run(
@@ -83,6 +81,8 @@ def run(
             check_recipe(directory, recipe)
         distributed.check_shared(directory)
         progress = stack.enter_context(contextlib.closing(Progress(images_per_step=recipe.batch_size, quiet=quiet)))
+        if not (directory / "checkpoints").is_dir():  # a run that resumes has its weights
+            fine_tune.check_source(recipe)
         progress.stage(f"loading {recipe.dataset}")
         training = Training(recipe)
         stack.callback(training.batches.close)
@@ -95,27 +95,9 @@ def run(
         return _Loop(training, directory, checkpoints, log, report, progress, started).run(interrupts)
 
 
-def selection_split(training: Training) -> str:
-    """Returns the name of the images that a run is evaluated and its best checkpoint selected on."""
-    return "test" if training.dataset.validation is None else "validation"
-
-
-def best_metric(training: Training) -> str:
-    """Returns the name of the metric that selects the best checkpoint."""
-    return f"{selection_split(training)}_accuracy"
-
-
 def _open_checkpoints(directory: pathlib.Path, training: Training, **options: Any) -> Checkpoints:
     folder, keep = directory / "checkpoints", training.recipe.keep_checkpoints
-    return Checkpoints(folder, keep=keep, best_metric=best_metric(training), **options)
-
-
-class _Best(NamedTuple):
-    """The best evaluation so far. A checkpoint's meta data has it as a list."""
-
-    accuracy: float = -math.inf
-    step: int | None = None
-    evaluations_since: int = 0
+    return Checkpoints(folder, keep=keep, best_metric=best_metric(training.dataset), **options)
 
 
 class _Loop:
@@ -131,12 +113,11 @@ class _Loop:
     ) -> None:
         self.training, self.recipe, self.directory = training, training.recipe, directory
         self.checkpoints, self.log, self.report, self.progress = checkpoints, log, report, progress
-        self.split = selection_split(training)
-        self.best = _Best()
-        self.scores: dict[str, Scores] = {}  # by split, of the last evaluation; "best_test" is of the best checkpoint
+        self.scores = Scoreboard(training.dataset, self.recipe.patience)
         self.fallbacks = Fallbacks(report)
         self.pending: tuple[int, dict[str, jax.Array]] | None = None  # metrics to be logged, still on the device
         self.safe_step: int | None = None
+        self.compiled: set[bool | None] = set()  # the kinds of steps that were taken
         self.started, self.compile_seconds = started, 0.0
         self.start_times: dict[str, float] = {}  # how long the start took, until it is logged
 
@@ -145,25 +126,25 @@ class _Loop:
         shared_signal = distributed.SharedSignal(self.training.layout)
         stop = min(self.recipe.steps or self.training.total_steps, self.training.total_steps)
         self.progress.begin(stop, start)
+        if start:  # what is due may not have been possible when it was saved
+            self._catch_up(start, stop, state)
         done, metrics = start, None
-        while done < stop and not self._out_of_patience():
+        while done < stop and not self.scores.out_of_patience():
             logged = (done + 1) % self.recipe.log_every == 0 or done + 1 == stop
             with self._saving_first(done, state, metrics):
                 state, metrics = self._step(state, done, logged, first=done == start)
             done += 1
+            self.fallbacks.add(done, metrics, self.training.programs.refreshes(done - 1))
             self._write_pending()  # of the step before: the device has this one to work on meanwhile
             if logged:
                 self.pending = (done, metrics)
-            evaluated = self._evaluates(done, stop)
             with self._saving_first(done, state, metrics):
-                improved = evaluated and self._evaluate(done, state)
-                last = done == stop or self._out_of_patience()
-                if last and self.split != "test":
-                    self._test(done, state)
+                self._evaluate_due(done, stop, state)
+            last, improved = self._is_last(done, stop), self.scores.best_step == done
             request = stop_request(interrupts, self.started, self.recipe.max_minutes)
             received = shared_signal(None if last else request)
             if received or improved or last or done % self.recipe.checkpoint_every == 0:
-                self._save(done, state, metrics, evaluated)
+                self._save(done, state, metrics)
             if received:
                 return self._finish(done, received)
         return self._finish(done)
@@ -176,20 +157,25 @@ class _Loop:
         if restored is None:
             self.log.cut_back(0)
             self.progress.stage("initialising the model")
-            return 0, self._compiled(self.training.init)
+            state = self._compiled(self.training.init)
+            return 0, fine_tune.with_initial_weights(self.training, state, self.report)
         step, state, meta = restored
         self.log.cut_back(step)
-        self.best, self.scores, self.safe_step = _Best(*meta["best"]), meta["scores"], step
+        self.scores.restore(meta)
+        self.safe_step = step
         self.report(f"resuming from step {step} in {self.directory}")
         return step, state
 
     def _step(self, state: TrainState, i: int, logged: bool, *, first: bool) -> tuple[TrainState, dict[str, jax.Array]]:
+        refresh = self.training.programs.refreshes(i)
+        is_new = refresh not in self.compiled
+        self.compiled.add(refresh)
         if first:
-            state, metrics = self._first_step(state, i, logged)
-        else:
-            state, metrics = self.training.step(state, i, log=logged)
-            self.progress.step(i + 1, metrics["loss"])
-        self.fallbacks.add(i + 1, metrics, self.training.programs.refreshes(i))
+            return self._first_step(state, i, logged)
+        if is_new:
+            self.progress.stage(f"compiling the step {'with' if refresh else 'without'} a second gradient")
+        state, metrics = self.training.step(state, i, log=logged)
+        self.progress.step(i + 1, metrics["loss"])
         return state, metrics
 
     def _first_step(self, state: TrainState, i: int, logged: bool) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -254,15 +240,15 @@ class _Loop:
 
     @contextlib.contextmanager
     def _saving_first(self, done: int, state: TrainState, metrics: dict[str, jax.Array] | None) -> Iterator[None]:
-        """Saves the run if images cannot be read any more: it has not touched the state of ``done`` steps yet.
+        """Saves the run if images cannot be read any more, which is found out before the state is used.
 
         Several processes do not: each may be at another step by then.
         """
         try:
             yield
-        except UNREADABLE as error:
+        except UnreadableError as error:
             if metrics is not None and jax.process_count() == 1:
-                self._save(done, state, metrics, evaluated=False)
+                self._save(done, state, metrics)
                 self.checkpoints.wait()
             raise RunError(
                 f"the data cannot be read any more after step {done} ({error}); {self._safe()} in {self.directory}. "
@@ -274,54 +260,61 @@ class _Loop:
         schedule, every = self.training.epoch_schedule, self.recipe.eval_every
         return done == stop or schedule.whole_epochs(done) // every > schedule.whole_epochs(done - 1) // every
 
-    def _evaluate(self, done: int, state: TrainState) -> bool:
-        """Evaluates the state, and returns whether it is the best so far."""
-        self._score(done, state, self.split)
-        accuracy = self.scores[self.split]["accuracy"]
-        improved = accuracy > self.best.accuracy
-        self.best = (
-            _Best(accuracy, done) if improved else self.best._replace(evaluations_since=self.best.evaluations_since + 1)
-        )
-        return improved
+    def _is_last(self, done: int, stop: int) -> bool:
+        return done == stop or self.scores.out_of_patience()
 
-    def _score(self, done: int, state: TrainState, split: str) -> None:
+    def _evaluate_due(self, done: int, stop: int, state: TrainState) -> bool:
+        """Evaluates what is due after this step and was not done yet, and returns whether there was anything."""
+        evaluated = self._evaluates(done, stop) and not self.scores.has(done, self.scores.split)
+        if evaluated:
+            self._evaluate(done, state, self.scores.split)
+        if self._is_last(done, stop) and not self.scores.has(done, "test"):
+            self._evaluate(done, state, "test")
+            self._test_best(done)
+            evaluated = True
+        return evaluated
+
+    def _catch_up(self, start: int, stop: int, state: TrainState) -> None:
+        """Evaluates what was due when the run ended, because images could not be read or ``steps`` was larger."""
+        with self._saving_first(start, state, None):
+            if self._evaluate_due(start, stop, state):
+                self.checkpoints.save(start, state, self.scores.meta(), self.scores.selecting(start), again=True)
+
+    def _evaluate(self, done: int, state: TrainState, split: Split) -> None:
         """Evaluates the state on a split, and logs and shows its scores."""
         self._write_pending()
         jax.block_until_ready(state)  # steps that are under way are training, and count as such
         started = time.perf_counter()
         with self.progress.evaluating(split):
-            scores = self.scores[split] = self.training.evaluate(state, split)
+            scores = self.training.evaluate(state, split)
         times = {"evaluation_seconds": time.perf_counter() - started}
         self.log.write(done, split, scores | {"epoch": self.training.epoch_schedule.epochs(done)} | times)
         self.progress.evaluated(done, split, **scores)
+        self.scores.record(done, split, scores)
 
-    def _test(self, done: int, state: TrainState) -> None:
-        """Evaluates the last state and the best checkpoint on the test set."""
-        self._score(done, state, "test")
-        if self.best.step in (done, None):
-            self.scores["best_test"] = self.scores["test"]
+    def _test_best(self, done: int) -> None:
+        """Evaluates the best checkpoint on the test set."""
+        best = self.scores.best_step
+        if best in (done, None):
+            self.scores.record_best_test(self.scores.of("test"))
             return
         try:
-            [_, best, _] = self.checkpoints.restore(self.training.programs.abstract_state, self.best.step)
-            self.scores["best_test"] = self.training.evaluate(best, "test")
+            restored = self.checkpoints.restore(self.training.programs.abstract_state, best)
+            assert restored is not None  # it raises if it cannot read a checkpoint that is asked for by its step
+            self.scores.record_best_test(self.training.evaluate(restored[1], "test"))
         except (RunError, jax.errors.JaxRuntimeError) as error:  # damaged, or too large to be held with the last one
-            self.report(f"the best checkpoint, of step {self.best.step}, could not be tested: {error}")
+            self.report(f"the best checkpoint, of step {best}, could not be tested: {error}")
 
-    def _out_of_patience(self) -> bool:
-        return self.recipe.patience is not None and self.best.evaluations_since >= self.recipe.patience
-
-    def _save(self, done: int, state: TrainState, metrics: dict[str, jax.Array], evaluated: bool) -> None:
+    def _save(self, done: int, state: TrainState, metrics: dict[str, jax.Array]) -> None:
         self._write_pending()
         self._check_finite(done, float(metrics["loss"]))  # never save a state that is lost
-        scores = {best_metric(self.training): self.scores[self.split]["accuracy"]} if evaluated else None
-        self.checkpoints.save(done, state, {"best": self.best, "scores": self.scores}, scores)
+        self.checkpoints.save(done, state, self.scores.meta(), self.scores.selecting(done))
         self.safe_step = done
 
     def _finish(self, step: int, received: int | None = None) -> dict[str, Any]:
         self.checkpoints.wait()
-        status, reason = "finished", "patience" if self._out_of_patience() else None
-        losses = {split: self.scores[split]["loss"] for split in ("validation", "test") if split in self.scores}
-        diverged = divergence(losses, self.training.dataset.num_classes)
+        status, reason = "finished", "patience" if self.scores.out_of_patience() else None
+        diverged = divergence(self.scores.losses(), self.training.dataset.num_classes)
         if received == TIME_IS_UP:
             status, reason, received = "stopped", "max_minutes", None
             self.report(f"stopped at step {step}: --max-minutes {self.recipe.max_minutes:g} have passed. {RESUME}")
@@ -332,19 +325,11 @@ class _Loop:
             status = "diverged"
             self.report(f"{diverged}. {LOWER} in a new --run-dir.")
         elif reason:
-            since = f"{self.best.evaluations_since} evaluations without a better {best_metric(self.training)}"
-            self.report(f"stopped early at step {step}: {since} than {self.best.accuracy:.2f} of step {self.best.step}")
-        return {"status": status, "reason": reason, "signal": received, "step": step, **self._results()}
-
-    def _results(self) -> dict[str, Any]:
-        scores = {
-            f"{split}_{name}": self.scores.get(split, {}).get(name)
-            for split in ("validation", "test", "best_test")
-            for name in ("accuracy", "loss")
-        }
-        best = {"best_accuracy": None if self.best.step is None else self.best.accuracy, "best_step": self.best.step}
-        names = {"split": self.split, "best_metric": best_metric(self.training)}
-        return names | scores | best | {"run_dir": str(self.directory)}
+            best, count = self.scores.best_accuracy, self.scores.evaluations_since
+            since = f"{count} evaluations without a better {self.scores.metric} than {best:.2f}"
+            self.report(f"stopped early at step {step}: {since} of step {self.scores.best_step}")
+        results = self.scores.results() | {"run_dir": str(self.directory)}
+        return {"status": status, "reason": reason, "signal": received, "step": step, **results}
 
 
 @contextlib.contextmanager
@@ -370,18 +355,3 @@ def restored(
     finally:
         training.batches.close()
         checkpoints.close()
-
-
-def evaluate_run(run_dir: str | pathlib.Path, checkpoint: CheckpointChoice = "last") -> dict[str, Any]:
-    """Returns accuracy and loss of a run's checkpoint on the test set, and on the validation split where it has one.
-
-    Args:
-        run_dir: the run's folder.
-        checkpoint: "last" for the latest valid one, "best" for the one with the highest best metric, or a step.
-    """
-    directory, results = pathlib.Path(run_dir), dict[str, Any]()
-    with restored(directory, checkpoint=checkpoint) as (training, step, state):
-        for split in dict.fromkeys((selection_split(training), "test")):
-            scores = training.evaluate(state, split)
-            results |= {f"{split}_{name}": scores[name] for name in ("accuracy", "loss")}
-    return {"step": step, "split": selection_split(training), **results, "run_dir": str(directory)}

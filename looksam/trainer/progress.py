@@ -92,6 +92,7 @@ class Progress:
         """Notes that a step is under way; it is done when ``result``, an array that it computes, is there."""
         if not self._quiet:
             with self._lock:
+                self._stage = None
                 self._under_way.append((step, result))
 
     def update(self, step: int, **numbers: float) -> None:

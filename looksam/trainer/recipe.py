@@ -25,6 +25,7 @@ from looksam.trainer.setting_types import (
 
 LARGEST_SEED = 2**31 - 1  # what a compiled program takes
 MODEL_SIZES = ("width", "depth", "widen", "heads", "patch")
+MODEL_OPTIONS = (*MODEL_SIZES, "pooling", "gelu", "dropout", "stochastic_depth")  # what a model's builder may take
 
 if TYPE_CHECKING:
     MethodName = str
@@ -83,12 +84,20 @@ class Recipe:
     """Number of attention heads."""
     patch: int | None = None
     """Side of the patches that a ViT sees."""
+    pooling: Literal["mean", "token"] | None = None
+    """What a ViT classifies by: the mean of its tokens, or a class token as most public weights have; mean if none."""
+    gelu: Literal["tanh", "exact"] | None = None
+    """Formula of a ViT's GELU: its tanh approximation, or exact as in most public weights; tanh if none."""
     dropout: float | None = None
     """Fraction of the activations to drop."""
     stochastic_depth: float | None = None
     """Fraction of the images that skip the last block; earlier blocks are skipped less often."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the computation; parameters are always float32."""
+    init_from: str | None = None
+    """Start from trained weights: the folder of a run or of an export, or a safetensors file."""
+    freeze: str | None = None
+    """Regular expression: parameters with a match in their path, such as blocks/0/norm1/scale, are not trained."""
 
     # augmentation
     crop_padding: int | None = None
@@ -220,17 +229,17 @@ class Recipe:
             raise ValueError(
                 f"stop={self.stop} is not after start={self.start}, so the rule would never act; pass a later stop."
             )
-        try:
-            re.compile(self.perturb or "")
-        except re.error as error:
-            raise ValueError(
-                f"perturb={self.perturb!r} is not a regular expression ({error}); pass e.g. 'kernel$'."
-            ) from None
+        for name, example in (("perturb", "kernel$"), ("freeze", "^blocks/")):
+            _check_expression(name, getattr(self, name), example)
         if self.groups is not None and not METHODS[self.method].takes_second_gradient:
             raise ValueError(
                 f"groups={self.groups} perturbs each group along its own gradient, and {self.method} takes no gradient "
                 "to perturb along; leave groups out."
             )
+
+    def model_options(self) -> dict[str, Any]:
+        """The options of the model that the recipe sets, by name."""
+        return {name: getattr(self, name) for name in MODEL_OPTIONS if getattr(self, name) is not None}
 
     def mesh_sizes(self) -> tuple[int, int] | None:
         """The sizes of the mesh axes ``data`` and ``fsdp``; None for all available devices on ``data``."""
@@ -302,3 +311,10 @@ def _sections() -> dict[str, tuple[str, ...]]:
 
 
 SECTIONS: dict[str, tuple[str, ...]] = _sections()  # title -> names of its fields
+
+
+def _check_expression(name: str, text: str | None, example: str) -> None:
+    try:
+        re.compile(text or "")
+    except re.error as error:
+        raise ValueError(f"{name}={text!r} is not a regular expression ({error}); pass e.g. {example!r}.") from None

@@ -5,7 +5,6 @@ compiled from ``step.py``. ``compile_step`` compiles the same programs ahead of 
 """
 
 import functools
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from looksam.rules import Rule
-from looksam.rules.pytree import path_string
 from looksam.trainer.batches import (
     EpochSchedule,
     Split,
@@ -23,15 +21,15 @@ from looksam.trainer.batches import (
     make_eval_batches,
     make_train_batches,
     read,
+    reading,
 )
 from looksam.trainer.data import Dataset, Images
 from looksam.trainer.models import Model, build_model, find_builder
 from looksam.trainer.optimizers import make_optimizer, make_rule
 from looksam.trainer.parallel import BatchSplit, Layout, MeshLayout, make_layout
-from looksam.trainer.recipe import MODEL_SIZES, Recipe
+from looksam.trainer.parameter_paths import check_paths
+from looksam.trainer.recipe import Recipe
 from looksam.trainer.step import Metrics, TrainState, init_state, make_eval_step, make_train_step
-
-SHOWN_PATHS = 5  # of parameters, in an error
 
 
 class Training:
@@ -54,13 +52,15 @@ class Training:
 
     def step(self, state: TrainState, i: int, log: bool = True) -> tuple[TrainState, Metrics]:
         """Take step i of the run. ``log=False`` saves what is computed for the metrics alone (see ``step.py``)."""
-        refresh = self.programs.refreshes(i)
-        return self.programs.step(state, refresh, *self.batches.arguments(i), log=np.bool_(log))
+        with reading():
+            arguments = self.batches.arguments(i)
+        return self.programs.step(state, self.programs.refreshes(i), *arguments, log=np.bool_(log))
 
     def evaluate(self, state: TrainState, split: Split = "test") -> dict[str, float]:
         """The mean loss and the accuracy in percent on the test or validation split, each image counted once."""
         batches = make_eval_batches(self.dataset, self.recipe, self.layout, split)
-        sums = [self.programs.evaluate(state.params, state.stats, *batch) for batch in batches]
+        with reading():
+            sums = [self.programs.evaluate(state.params, state.stats, *batch) for batch in batches]
         loss, hits, images = (sum(float(part[name]) for part in sums) for name in ("loss", "hits", "images"))
         return {"loss": loss / images, "accuracy": 100 * hits / images}
 
@@ -89,13 +89,13 @@ class Programs:
         rule: Rule | None = None,
     ) -> None:
         self.model = model = make_model(recipe, dataset)
-        check_perturb(recipe, model)
+        check_paths(recipe, model)
         tx = make_optimizer(recipe, total_steps)
         self.rule: Rule | None = rule or make_rule(recipe, total_steps)
         train_step = make_train_step(recipe, dataset, model, self.rule, tx, layout)
 
         def init(seed: Any) -> TrainState:
-            return init_state(jax.random.key(seed), model, self.rule, tx)
+            return init_state(jax.random.key(seed), model, self.rule, tx, recipe.freeze)
 
         def step(
             state: TrainState, refresh: bool | None, *arguments: jax.Array, log: bool | jax.Array = False
@@ -117,28 +117,13 @@ class Programs:
 
 def make_model(recipe: Recipe, dataset: Dataset) -> Model:
     """The model of a recipe, for the images and classes of a dataset."""
-    names = (*MODEL_SIZES, "dropout", "stochastic_depth")
-    options = {name: getattr(recipe, name) for name in names if getattr(recipe, name) is not None}
     return build_model(
         recipe.model,
         image_shape=dataset.image_shape,
         num_classes=dataset.num_classes,
         dtype=jnp.dtype(recipe.dtype),
-        **options,
+        **recipe.model_options(),
     )
-
-
-def check_perturb(recipe: Recipe, model: Model) -> None:
-    """Raises if the recipe's ``perturb`` matches no parameter of its model."""
-    if recipe.perturb is None:
-        return
-    params, _ = jax.eval_shape(model.init, jax.random.key(0))
-    paths = [path_string(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    if not any(re.search(recipe.perturb, path) for path in paths):
-        shown = ", ".join(paths[:SHOWN_PATHS]) + (", …" if len(paths) > SHOWN_PATHS else "")
-        raise ValueError(
-            f"perturb={recipe.perturb!r} matches none of the parameters, {shown}; pass an expression that does."
-        )
 
 
 def _with_sharding(shape: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:

@@ -65,12 +65,12 @@ def test_module_runs_as_a_command_and_survives_a_closed_pipe():
 def test_help_lists_commands_and_exit_codes(cli):
     code, out, _ = cli("--help")
     assert code == 0
-    for command in ("train", "eval", "recipes"):
+    for command in ("train", "eval", "predict", "export", "recipes"):
         assert re.search(rf"^    {command} +\S", out, re.MULTILINE)
     assert re.findall(r"^  (\d+) +\S", out, re.MULTILINE) == ["0", "1", "2", "130", "143"]
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "recipes"])
+@pytest.mark.parametrize("command", ["train", "eval", "predict", "export", "recipes"])
 def test_help_of_a_command_has_examples_that_parse(cli, command):
     code, out, _ = cli(command, "--help")
     assert code == 0
@@ -306,7 +306,8 @@ def test_eval(cli, monkeypatch, tmp_path):
     result = {"step": 3, "test_accuracy": 50.0, "test_loss": 1.5, "run_dir": "r"}
     write_recipe(tmp_path, Recipe())
 
-    def evaluate_run(folder, checkpoint):
+    def evaluate_run(folder, checkpoint, **options):
+        assert set(options.values()) == {None, False}
         asked.append((folder, checkpoint))
         return result
 

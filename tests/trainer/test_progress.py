@@ -204,7 +204,7 @@ def test_a_thread_redraws_until_the_end(terminal):
     progress = Progress(stream=terminal)
     progress.stage("loading digits")
     deadline = time.monotonic() + 10
-    while drawn(terminal).count("loading digits  0:00") < 3 and time.monotonic() < deadline:
+    while terminal.getvalue().count("loading digits") < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     progress.close()
-    assert drawn(terminal).count("loading digits  0:00") >= 3 and threading.active_count() == before
+    assert terminal.getvalue().count("loading digits") >= 3 and threading.active_count() == before

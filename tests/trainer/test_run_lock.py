@@ -42,7 +42,7 @@ def holder(tmp_path):
 
 @pytest.mark.usefixtures("as_users_run_it")
 def test_a_run_that_was_refused_leaves_the_folder_free(tmp_path, capsys):
-    command = ["train", "digits", "--run-dir", str(tmp_path / "new" / "run"), "--epochs", "1", "--quiet"]
+    command = ["train", "digits", "--run-dir", str(tmp_path / "new" / "run"), "--epochs", "1", "--mesh", "data=1"]
     assert main([*command, "--batch-size", "5000"]) == 1
     assert "5000" in capsys.readouterr().err and not (tmp_path / "new" / "run").exists()
     assert main([*command, "--batch-size", "300"]) == 0, capsys.readouterr().err

@@ -87,9 +87,8 @@ def test_weights_and_biases_gets_the_same_numbers_and_one_run(tmp_path):
     assert first == second and first["project"] == "flat" and first["config"] == 300
     assert (first["name"], first["resume"]) == ("run", "allow")
     assert lines.count(["*", "step"]) == lines.count("finished") == 2 and lines[-1] == "finished"
-    sent = [(line["step"], sorted(name.partition("/")[0] for name in line)[0]) for line in lines if "step" in line]
-    assert sent == [(1, "step"), (2, "step"), (2, "step"), (3, "step"), (4, "step"), (4, "step")]
-    assert any("test/accuracy" in line for line in lines) and any("train/loss" in line for line in lines)
+    sent = [(line["step"], "test/accuracy" in line) for line in lines if isinstance(line, dict) and "step" in line]
+    assert sent == [(1, False), (2, False), (2, True), (3, False), (4, False), (4, True)]
 
 
 @pytest.mark.usefixtures("as_users_run_it", "wandb")

@@ -167,10 +167,9 @@ class Request:
         }
         images = decoded_or_streamed(splits, self.max_decoded_bytes, self.image_size)
         if not isinstance(images, Streamed):
-            return Dataset.from_images(**about, **images, notes=splits.notes)
+            return Dataset.from_images(**(about | images), notes=splits.notes)
         return Dataset(
-            **about,
-            **splits.named(),
+            **(about | splits.named()),
             image_shape=(images.side, images.side, 3),
             mean=IMAGENET_MEAN,
             std=IMAGENET_STD,

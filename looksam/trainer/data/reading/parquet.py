@@ -76,7 +76,7 @@ def read_parquet(
     names = _class_names(schema, label)
     classes = num_classes or len(names) or count_classes(labels["train"], rows["train"].place)
     check_class_count(classes)
-    encoded = {
+    encoded: dict[str, Any] = {
         split: Encoded(rows[split], check_labels(labels[split], classes, rows[split].place, WRONG_LABELS), on_bad_image)
         for split in files
     }
