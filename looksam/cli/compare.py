@@ -34,7 +34,9 @@ DEFAULT_METHODS = ("base", "sam", "sam_k", "look_sam")
 def _add_arguments(parser: Parser) -> None:
     parser.usage = "looksam compare [RECIPE ...] [--methods M ...] [--seeds N] [--tune] [--SETTING VALUE ...]"
     names = ["digits-noise30", "digits"]
-    parser.add_argument("recipes", metavar="RECIPE", nargs="*", default=names, help="the recipes to compare on")
+    parser.add_argument(
+        "recipes", metavar="RECIPE", nargs="*", default=names, help="names that `looksam recipes` lists, or files"
+    )
     parser.add_argument(
         "--methods", nargs="+", type=_rows, default=[DEFAULT_METHODS], metavar="M", help="the methods to compare"
     )

@@ -4,7 +4,7 @@ import argparse
 import math
 
 from looksam.cli.output import print_json, report, silent, usage
-from looksam.cli.parser import Command, Parser, add_json, add_quiet, add_settings, recipe_named
+from looksam.cli.parser import Command, Parser, add_json, add_quiet, add_recipe, add_settings, recipe_named
 from looksam.trainer import plan
 
 DESCRIPTION = """\
@@ -23,7 +23,7 @@ examples:
 
 def _add_arguments(parser: Parser) -> None:
     parser.usage = "looksam plan RECIPE [--mesh MESH] [--chip CHIP] [--utilisation X] [--json] [--SETTING VALUE ...]"
-    parser.add_argument("recipe", metavar="RECIPE", help="a name that `looksam recipes` lists")
+    add_recipe(parser)
     parser.add_argument(
         "--chip",
         default="tpu-v3",
@@ -43,11 +43,11 @@ def _add_arguments(parser: Parser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    recipe = recipe_named(arguments.recipe, arguments)
+    recipe = recipe_named(arguments.recipe, arguments, prepare=lambda: None)
     with usage():
         chip = plan.find_chip(arguments.chip)
         plan.check_utilisation(arguments.utilisation)
-    plan.use_virtual_devices(math.prod(recipe.mesh_sizes() or (1,)))  # before JAX is loaded
+    plan.use_virtual_devices(math.prod(recipe.mesh_sizes() or (1,)))  # before JAX starts
     result = plan.make_plan(recipe, chip, arguments.utilisation, silent if arguments.quiet else report)
     if arguments.json:
         print_json({"name": arguments.recipe} | result)

@@ -18,9 +18,10 @@ from looksam.analysis import one_step_sharpness
 from looksam.trainer.batches import make_eval_batches
 from looksam.trainer.data import Dataset, Images, epoch_batches
 from looksam.trainer.optimizers import make_optimizer, make_rule
+from looksam.trainer.parameter_paths import check_paths
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.step import TrainState, init_state, make_eval_loss, make_eval_step, make_train_step
-from looksam.trainer.training import check_perturb, make_model
+from looksam.trainer.training import make_model
 
 SHARPNESS_RHO = 0.05  # one radius for all methods, so that the numbers compare
 SHARPNESS_IMAGES = 1200  # the first images of a set; all of digits
@@ -60,6 +61,8 @@ class Runner:
     def __init__(self, recipe: Recipe, dataset: Dataset, arrays: tuple[jax.Array, jax.Array] | None = None) -> None:
         if recipe.across_epochs:
             raise ValueError("comparisons draw batches within epochs; use `looksam train` for across_epochs.")
+        if recipe.init_from:
+            raise ValueError("comparisons start from random weights; use `looksam train` for init_from.")
         dataset = dataset.with_validation_as_test() if recipe.validation else dataset  # tuning never sees the test set
         self.recipe, self.dataset = recipe, dataset
         self.train, self.test = _in_memory(dataset)
@@ -67,7 +70,7 @@ class Runner:
         self.steps_per_epoch = len(dataset.train) // recipe.batch_size
         self.total_steps = recipe.epochs * self.steps_per_epoch
         self.model, self.rule = make_model(recipe, dataset), make_rule(recipe, self.total_steps)
-        check_perturb(recipe, self.model)
+        check_paths(recipe, self.model)
         self._compile()
 
     def start(self, recipes: Sequence[Recipe]) -> "Runner":
@@ -135,7 +138,7 @@ class Runner:
         @jax.vmap
         def init(seed: jax.Array) -> TrainState:
             tx = make_optimizer(self.recipe, self.total_steps)
-            return init_state(jax.random.key(seed), self.model, self.rule, tx)
+            return init_state(jax.random.key(seed), self.model, self.rule, tx, self.recipe.freeze)
 
         @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
         def step(refresh: bool | None, state: TrainState, data: Any, batch: Any, hyperparams: Any) -> tuple[Any, Any]:
