@@ -29,7 +29,7 @@ from looksam.trainer.training import Training
 
 T = TypeVar("T")
 LOWER = "Lower --learning-rate or --rho, or clip with --clip-norm,"
-RESUME = "It is saved; run the same command to resume."
+RESUME = "which is saved; run the same command to resume"
 
 
 def run(
@@ -317,10 +317,10 @@ class _Loop:
         diverged = divergence(self.scores.losses(), self.training.dataset.num_classes)
         if received == TIME_IS_UP:
             status, reason, received = "stopped", "max_minutes", None
-            self.report(f"stopped at step {step}: --max-minutes {self.recipe.max_minutes:g} have passed. {RESUME}")
+            self.report(f"{self.recipe.max_minutes:g} minutes have passed: stopped at step {step}, {RESUME}")
         elif received is not None:
             status, reason = "interrupted", None
-            self.report(f"stopped at step {step}. {RESUME}")
+            self.report(f"stopped at step {step}, {RESUME}")
         elif diverged:
             status = "diverged"
             self.report(f"{diverged}. {LOWER} in a new --run-dir.")

@@ -18,13 +18,18 @@ NAMES = ("ant", "bee")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """Returns a folder with data in ``data`` and a run of two steps on it in ``run``."""
-    place = tmp_path_factory.mktemp("own")
-    for split, count in (("train", 12), ("val", 4), ("test", 6)):
-        write_class_folders(place / "data", pixels(count), split, NAMES)
-    run(own(place / "data"), place / "run", quiet=True)
-    return place
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("own")
+
+
+@pytest.fixture
+def place(folder, as_users_run_it):
+    """Returns a folder with data in ``data`` and, from the first test on, a run of two steps on it in ``run``."""
+    if not (folder / "run").exists():
+        for split, count in (("train", 12), ("val", 4), ("test", 6)):
+            write_class_folders(folder / "data", pixels(count), split, NAMES)
+        run(own(folder / "data"), folder / "run", quiet=True)
+    return folder
 
 
 def own(folder, **changes):

@@ -76,7 +76,9 @@ def test_a_run_out_of_time_is_saved_and_resumes_in_the_same_bits(tmp_path, capsy
     late = time.perf_counter() - 60 * 10
     cut = run(recipe.replace(max_minutes=10), tmp_path / "cut", quiet=True, report=lines.append, started=late)
     assert (cut["status"], cut["reason"], cut["signal"], cut["step"]) == ("stopped", "max_minutes", None, 1)
-    assert lines == ["stopped at step 1: --max-minutes 10 have passed. It is saved; run the same command to resume."]
+    assert lines == [
+        "10 minutes have passed: stopped at step 1, which is saved; run the same command to resume",
+    ]
     run(recipe.replace(max_minutes=10), tmp_path / "cut", quiet=True, report=str)
     assert without_times(tmp_path / "cut") == without_times(tmp_path / "whole")
     flags = ["--mesh", "data=1", "--quiet", "--json", "--max-minutes", "1e-9"]

@@ -227,7 +227,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
     recipe = SHORT.replace(learning_rate=1e30, method="base", log_every=1, epochs=20)
-    with pytest.raises(RunError, match=r"loss is (nan|inf) at step \d+; .*Lower learning_rate"):
+    with pytest.raises(RunError, match=r"loss is (nan|inf) at step \d+; .*Lower --learning-rate"):
         run(recipe, tmp_path, quiet=True)
 
 
