@@ -79,7 +79,7 @@ def name_of(what: str, function: Callable[..., Any]) -> str:
             f"{what}={name or repr(function)} cannot be found again by name, which resuming and evaluating a run need; "
             "define it with def at the top level of a file, and give it options instead of wrapping it."
         )
-    if module.__name__ != "__main__" and getattr(module, "__package__", ""):
+    if module.__name__ != "__main__" and module.__package__:
         return f"{module.__name__}:{name}"
     file = getattr(module, "__file__", None)
     if file is None:

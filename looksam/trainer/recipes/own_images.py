@@ -15,51 +15,14 @@ train larger models.
 """
 
 from looksam.trainer.recipe import Recipe
+from looksam.trainer.recipes.small import PHOTO_RECIPES
 
-SIDE = 64
+# crop_padding is an eighth of the side, as for 32² images
+_SETTINGS = {"dataset": "folder", "train_limit": None, "image_size": 64, "crop_padding": 8, "batch_size": 64}
 
 RECIPES: dict[str, Recipe] = {
-    "folder-resnet": Recipe(
-        dataset="folder",
-        model="resnet_small",
-        image_size=SIDE,
-        crop_padding=8,
-        optimizer="sgdm",
-        learning_rate=0.1,
-        scale_from_batch=128,
-        schedule="cosine",
-        momentum=0.9,
-        weight_decay=5e-4,
-        batch_size=64,
-        epochs=50,
-        method="look_sam",
-        rho=0.3,
-        alpha=0.1,
-        k=5,
-    ),
-    "folder-vit": Recipe(
-        dataset="folder",
-        model="vit",
-        image_size=SIDE,
-        patch=8,
-        width=128,
-        depth=4,
-        heads=4,
-        crop_padding=8,
-        optimizer="adamw",
-        learning_rate=1e-3,
-        schedule="cosine",
-        warmup_steps=50,
-        weight_decay=0.1,
-        decay_all=False,
-        clip_norm=1.0,
-        batch_size=64,
-        epochs=50,
-        method="look_sam",
-        rho=0.4,
-        alpha=0.5,
-        k=5,
-    ),
+    "folder-resnet": PHOTO_RECIPES["cifar100-small-resnet"].replace(scale_from_batch=128, **_SETTINGS),
+    "folder-vit": PHOTO_RECIPES["cifar100-small-vit"].replace(patch=8, warmup_steps=50, **_SETTINGS),
 }
 
 

@@ -51,7 +51,9 @@ def checked(name: str, dataset: Any) -> Dataset:
             "give one per channel."
         )
     with reported(f"dataset {name}"):
-        fitting = {split: _checked_part(split, part, dataset) for split, part in dataset.splits().items()}
+        fitting: dict[str, Any] = {
+            split: _checked_part(split, part, dataset) for split, part in dataset.splits().items()
+        }
     return dataclasses.replace(dataset, **fitting)
 
 
