@@ -169,9 +169,10 @@ def make_train_step(
         log: bool | jax.Array = True,
     ) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
-        augment_key, *keys = jax.random.split(key, 3)
+        augment_key, model_key, mix_key = jax.random.split(key, 3)
         trained, frozen = parameter_paths.split(state.params, recipe.freeze)
-        batch = StepContext(state.stats, *keys, frozen=frozen), augment(augment_key, images), labels
+        context = StepContext(state.stats, model_key, mix_key, frozen)
+        batch = context, augment(augment_key, images), labels
         trained_state = state._replace(params=trained)
         value, grads, rule_state, more = _choose_gradient(gradient, rule, trained_state, batch, refresh, log)
         loss, (stats, accuracy) = value
