@@ -4,6 +4,7 @@
 compiled from ``step.py``. ``compile_step`` compiles the same programs ahead of time, from shapes alone.
 """
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -192,6 +193,12 @@ def dataset_size(recipe: Recipe) -> DatasetSize:
             f"it is for {', '.join(DATASET_SIZES)}."
         )
     return DATASET_SIZES[recipe.dataset]
+
+
+def parameter_count(recipe: Recipe, dataset: Dataset) -> int:
+    """The number of parameters of the recipe's model."""
+    params, _ = jax.eval_shape(make_model(recipe, dataset).init, jax.random.key(0))
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(params))
 
 
 def abstract_dataset(recipe: Recipe) -> Dataset:

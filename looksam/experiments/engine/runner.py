@@ -6,7 +6,6 @@ programs and the state of the runs that train together.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -182,9 +181,3 @@ def _in_memory(dataset: Dataset) -> tuple[Images, Images]:
 def curve_epochs(epochs: int, points: int = CURVE_POINTS) -> list[int]:
     """The epochs at which a learning curve is evaluated: evenly spread, the last one included."""
     return sorted({round(epochs * (i + 1) / points) for i in range(points)} - {0})
-
-
-def parameter_count(recipe: Recipe, dataset: Dataset) -> int:
-    """The number of parameters of the recipe's model."""
-    params, _ = jax.eval_shape(make_model(recipe, dataset).init, jax.random.key(0))
-    return sum(math.prod(x.shape) for x in jax.tree.leaves(params))

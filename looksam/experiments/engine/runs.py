@@ -47,7 +47,7 @@ class Run:
     """One training run: a recipe with its seed, and what is measured.
 
     ``train`` reads the test set once, at the end; ``tune`` reads only the held-out images; ``drift`` compares the parts
-    of SAM's gradient over time. ``compare`` and ``select`` are those of ``looksam compare``, without and with ``--tune``.
+    of SAM's gradient over time. ``compare`` and ``select`` are those of ``looksam compare`` and its ``--tune``.
     """
 
     kind: Kind

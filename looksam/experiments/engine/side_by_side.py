@@ -1,6 +1,6 @@
 """Rows of a comparison side by side: their runs are trained and stored, and their steps are timed together.
 
-A run that is stored is not trained again if it was trained by this code on the same images. So an interrupted comparison
+A stored run is not trained again if it was trained by this code on the same images. So an interrupted comparison
 resumes, and one with more rows or seeds trains only what is missing.
 """
 
@@ -9,13 +9,14 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 
-from looksam.experiments.engine.runner import Runner, device_arrays, parameter_count
+from looksam.experiments.engine.runner import Runner, device_arrays
 from looksam.experiments.engine.runs import Record, Run, Store, versions
 from looksam.experiments.engine.timer import steps_of_runner, time_ratios
 from looksam.trainer.batches import load
 from looksam.trainer.kept_parts import digest_of
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.rule_settings import gradients_per_step
+from looksam.trainer.training import parameter_count
 
 VMAPPED_PARAMETERS = 150_000  # larger models train one run at a time, to bound the memory
 Progress = Callable[[str, float, float], None]  # progress(what is being done, work done, all work)
@@ -53,8 +54,8 @@ class SideBySide:
         each = self._work(name) / runner.recipe.epochs
         for first in range(0, len(missing), together):
             group = missing[first : first + together]
-            advance = functools.partial(self._advance, name, each * len(group))
-            curves = runner.start([run.recipe for run in group]).run(points, lambda epoch: advance())
+            after_epoch = functools.partial(self._advance, name, each * len(group))
+            curves = runner.start([run.recipe for run in group]).run(points, after_epoch)
             record = {"accuracy": curves.accuracy.T} | measured(runner)
             for i, run in enumerate(group):
                 self._put(run, {field: values[i].tolist() for field, values in record.items()})
@@ -80,7 +81,7 @@ class SideBySide:
         for name, runner in self.runners.items():
             runner.start([run.recipe for run in self._timed_runs(name)])
         steps = {name: steps_of_runner(runner) for name, runner in self.runners.items()}
-        ratios = time_ratios(steps, rounds, lambda line: self._advance("step times", self._round_work()))
+        ratios = time_ratios(steps, rounds, functools.partial(self._advance, "step times", self._round_work()))
         if self._store:
             self._store.write(self._timing_name(rounds), {"ratios": ratios} | self._source)
         return ratios
@@ -126,6 +127,7 @@ class SideBySide:
         """The gradients of one run."""
         return self.runners[name].total_steps * self._gradients[name]
 
-    def _advance(self, title: str, work: float) -> None:
+    def _advance(self, title: str, work: float, after: object) -> None:
+        """Counts the work of an epoch, or of a round of timing."""
         self._done += work
         self._progress(title, self._done, self._total)
