@@ -80,8 +80,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _kept(parts: pathlib.Path) -> str:
     if not parts.exists():
-        return "interrupted before the first part was measured"
-    return f"interrupted; the parts that are measured are kept in {parts}, and the same command resumes"
+        return "interrupted before the first part was finished"
+    return f"interrupted; finished parts are kept in {parts}, and the same command resumes"
 
 
 def _check(arguments: argparse.Namespace) -> None:
