@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from looksam.cli.environment import prepare_jax
 from looksam.cli.output import interrupted_with, usage
-from looksam.cli.parser import Command, Parser, add_json, add_settings, recipe_named
+from looksam.cli.parser import Command, Parser, add_json, add_quiet, add_settings, recipe_named
 from looksam.cli.work_progress import WorkProgress
 from looksam.methods import METHODS, parse_row
 from looksam.trainer.recipe import Recipe
@@ -41,15 +41,17 @@ DEFAULT_METHODS = ("base", "sam", "sam_k", "look_sam")
 def _add_arguments(parser: Parser) -> None:
     parser.usage = "looksam compare [RECIPE ...] [--methods M ...] [--seeds N] [--tune] [--SETTING VALUE ...]"
     names = ["digits-noise30", "digits"]
-    parser.add_argument("recipes", metavar="RECIPE", nargs="*", default=names, help="the recipes to compare on")
     parser.add_argument(
-        "--methods", nargs="+", type=_rows, default=[DEFAULT_METHODS], metavar="M", help="the methods to compare"
+        "recipes", metavar="RECIPE", nargs="*", default=names, help=f"the recipes to compare on ({' '.join(names)})"
     )
+    methods = f"the methods to compare ({' '.join(DEFAULT_METHODS)})"
+    parser.add_argument("--methods", nargs="+", type=_rows, default=[DEFAULT_METHODS], metavar="M", help=methods)
     parser.add_argument("--seeds", type=int, default=10, metavar="N", help="runs of each method (10)")
     parser.add_argument("--rounds", type=int, default=20, metavar="N", help="rounds of interleaved timing (20)")
     parser.add_argument("--tune", action="store_true", help="select rho and alpha on a validation split instead")
     parser.add_argument("--out", default="build/compare", metavar="DIR", help="folder of the results (build/compare)")
     add_json(parser)
+    add_quiet(parser)
     add_settings(parser)
 
 
@@ -84,7 +86,7 @@ def _compare(recipes: dict[str, Recipe], arguments: argparse.Namespace, out: pat
     results, store = {}, Store(out / RUNS)
     for name, recipe in recipes.items():
         settings = selected(name, recipe, arguments.methods)
-        with _shown(name, out) as progress:
+        with _shown(name, out, arguments.quiet) as progress:
             results[name] = compare(
                 recipe,
                 settings,
@@ -110,7 +112,7 @@ def _tune(recipes: dict[str, Recipe], arguments: argparse.Namespace, out: pathli
     results, store = {}, Store(out / RUNS)
     for name, recipe in recipes.items():
         rows = grids(name, recipe, arguments.methods)
-        with _shown(name, out) as progress:
+        with _shown(name, out, arguments.quiet) as progress:
             results[name] = tune(
                 recipe, rows, seeds=arguments.seeds, store=store, report=progress.line, progress=progress.update
             )
@@ -120,9 +122,9 @@ def _tune(recipes: dict[str, Recipe], arguments: argparse.Namespace, out: pathli
 
 
 @contextlib.contextmanager
-def _shown(name: str, out: pathlib.Path) -> Iterator[WorkProgress]:
+def _shown(name: str, out: pathlib.Path, quiet: bool) -> Iterator[WorkProgress]:
     """The progress of one recipe; Ctrl-C says what is kept."""
-    folder, progress = out / RUNS, WorkProgress(prefix=f"{name}: ")
+    folder, progress = out / RUNS, WorkProgress(prefix=f"{name}: ", quiet=quiet)
 
     def kept() -> str:
         if not any(folder.glob("*.json")):
