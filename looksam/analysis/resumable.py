@@ -113,6 +113,7 @@ def measured(parts: Sequence[Part], kept: Kept, progress: Progress) -> dict[str,
             done += work
             progress(part.title, done, total)
 
+        advance(0.0)  # a part compiles its program before its first step
         numbers = part.measure(Loop(part, kept, advance))
         kept.put(part.name, numbers)
         before += part.work

@@ -16,7 +16,7 @@ from looksam.trainer.data import Encoded, Images, eval_batches, hold_out
 from looksam.trainer.kept_parts import KeptParts, digest_of
 from looksam.trainer.loop import restored
 from looksam.trainer.run_directory import FREE_TO_CHANGE, read_recipe
-from looksam.trainer.step import make_eval_loss
+from looksam.trainer.step import TrainState, make_eval_loss
 from looksam.trainer.training import Training
 
 DEFAULT_IMAGES = 200
@@ -51,6 +51,7 @@ def analyze_run(
     radius = read_recipe(directory).rho if rho is None else rho
     if not radius > 0:
         raise ArgumentError(f"the recipe's rho is {radius}, which leaves nothing to perturb; pass rho, e.g. 0.05")
+    report(f"reading {directory} and its images")
     # in float32: a product with the Hessian is lost in bfloat16's rounding
     with restored(directory, checkpoint=checkpoint, dtype="float32") as (training, step, state):
         dataset = training.dataset
@@ -83,10 +84,23 @@ def analyze_run(
             kept=kept,
             progress=progress,
         )
-        scores = training.evaluate(state)
+        scores = _scores(training, state, kept, report)
     head = {"run_dir": str(directory), "step": step} | sizes
     whole = {"test_accuracy": scores["accuracy"], "test_loss": scores["loss"]}
     return _finite(head | whole | numbers)
+
+
+def _scores(
+    training: Training, state: TrainState, kept: KeptParts | None, report: Callable[[str], None]
+) -> dict[str, float]:
+    """Accuracy and loss on the whole test set."""
+    scores = kept.get("evaluation") if kept else None
+    if scores is None:
+        report(f"evaluating on all {len(training.dataset.test):,} test images")
+        scores = training.evaluate(state)
+        if kept:
+            kept.put("evaluation", scores)
+    return scores
 
 
 def _count(images: int | Literal["all"] | None, available: int) -> int | None:

@@ -50,9 +50,10 @@ class SideBySide:
     def records(self, name: str, points: int, measured: Callable[[Runner], Record]) -> tuple[list[Record], int]:
         """The records of the runs of a row, and how many were trained for them now."""
         missing, runner = self._missing(name), self.runners[name]
-        together = len(missing) if self._small else 1
+        together = max(1, len(missing)) if self._small else 1
         each = self._work(name) / runner.recipe.epochs
         for first in range(0, len(missing), together):
+            self._advance(name, 0.0)  # the first epoch compiles
             group = missing[first : first + together]
             after_epoch = functools.partial(self._advance, name, each * len(group))
             curves = runner.start([run.recipe for run in group]).run(points, after_epoch)
@@ -127,7 +128,7 @@ class SideBySide:
         """The gradients of one run."""
         return self.runners[name].total_steps * self._gradients[name]
 
-    def _advance(self, title: str, work: float, after: object) -> None:
+    def _advance(self, title: str, work: float, after: object = None) -> None:
         """Counts the work of an epoch, or of a round of timing."""
         self._done += work
         self._progress(title, self._done, self._total)
