@@ -65,8 +65,9 @@ class Part(NamedTuple):
 class Loop:
     """The loop of one part. It resumes from the state that was kept, and reports every step."""
 
-    def __init__(self, part: Part, kept: Kept, advance: Callable[[float], None]) -> None:
-        self._part, self._kept, self._advance = part, kept, advance
+    def __init__(self, part: Part, kept: Kept, report: Callable[[float, float], None]) -> None:
+        self._part, self._kept, self._report = part, kept, report
+        self.left = part.work
 
     def run(
         self,
@@ -81,17 +82,22 @@ class Loop:
         """
         done, state = self._resumed(start)
         last_kept, each = time.monotonic(), self._part.work / count
-        self._advance(done * each)
+        self.count(saved=done * each)
         while done < count and not (done and ended(state)):
             state = jax.block_until_ready(step(done, state))
             done += 1
-            self._advance(each)
+            self.count(each)
             if time.monotonic() - last_kept > KEEP_SECONDS:
-                leaves = [np.asarray(x) for x in jax.tree.leaves(state)]
+                leaves = [np.array(x) for x in jax.tree.leaves(state)]  # a copy: the next step may overwrite its state
                 self._kept.put_state(self._part.name, (done, leaves))
                 last_kept = time.monotonic()
-        self._advance((count - done) * each)
+        self.count(saved=(count - done) * each)
         return state
+
+    def count(self, work: float = 0.0, *, saved: float = 0.0) -> None:
+        """Reports work that was done, or that need not be done."""
+        self.left -= work + saved
+        self._report(work, saved)
 
     def _resumed(self, start: Any) -> tuple[int, Any]:
         found = self._kept.get_state(self._part.name)
@@ -104,18 +110,16 @@ class Loop:
 def measured(parts: Sequence[Part], kept: Kept, progress: Progress) -> dict[str, Any]:
     """Measures the parts that are not kept yet, keeps each as soon as it is finished, and returns all by name."""
     missing = [part for part in parts if kept.get(part.name) is None]
-    total, before = sum(part.work for part in missing), 0.0
+    done, total = 0.0, sum(part.work for part in missing)
     for part in missing:
-        done = before
 
-        def advance(work: float, part: Part = part) -> None:
-            nonlocal done
-            done += work
-            progress(part.title, done, total)
+        def report(work: float, saved: float, title: str = part.title) -> None:
+            nonlocal done, total
+            done, total = done + work, total - saved
+            progress(title, done, total)
 
-        advance(0.0)  # a part compiles its program before its first step
-        numbers = part.measure(Loop(part, kept, advance))
-        kept.put(part.name, numbers)
-        before += part.work
-        progress(part.title, before, total)
+        loop = Loop(part, kept, report)
+        loop.count()  # the program is compiled before the first step
+        kept.put(part.name, part.measure(loop))
+        loop.count(loop.left)
     return {part.name: kept.get(part.name) for part in parts}

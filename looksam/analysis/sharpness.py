@@ -84,19 +84,19 @@ def ascent_start(
 
     Such a loop on the host can report its progress, and its state can be saved.
     """
+    ascended = _ascent(params, rho, p, step_size)
     value, g = jax.value_and_grad(loss)(params)
     zeros = jax.tree.map(lambda x: jnp.zeros_like(x, pytree.accumulator(params)), params)
-    return AscentState(_ascended(zeros, g, params, rho, p, step_size), jnp.full_like(value, -jnp.inf), value)
+    return AscentState(ascended(zeros, g), jnp.full_like(value, -jnp.inf), value)
 
 
 def ascent_step(
     loss: Loss, params: Any, state: AscentState, rho: ArrayLike, p: float = 2.0, step_size: ArrayLike | None = None
 ) -> AscentState:
     """Takes the gradient at w + ε, and steps along it; call it once less than the number of steps."""
-    dtype = pytree.accumulator(params)
+    dtype, ascended = pytree.accumulator(params), _ascent(params, rho, p, step_size)
     value, g = jax.value_and_grad(loss)(_perturbed(params, jnp.ones((), dtype), state.epsilon, dtype))
-    epsilon = _ascended(state.epsilon, g, params, rho, p, step_size)
-    return AscentState(epsilon, jnp.maximum(state.best, value), state.start)
+    return AscentState(ascended(state.epsilon, g), jnp.maximum(state.best, value), state.start)
 
 
 def ascent_rise(loss: Loss, params: Any, state: AscentState) -> jax.Array:
@@ -107,15 +107,19 @@ def ascent_rise(loss: Loss, params: Any, state: AscentState) -> jax.Array:
     return rise
 
 
-def _ascended(epsilon: Vector, g: Vector, params: Any, rho: ArrayLike, p: float, step_size: ArrayLike | None) -> Vector:
-    """Returns P(ε + η d(g))."""
+def _ascent(params: Any, rho: ArrayLike, p: float, step_size: ArrayLike | None) -> Callable[[Vector, Vector], Vector]:
+    """Returns P(ε + η d(g)) as a function of ε and g."""
     validation.non_negative("rho", rho)
     if step_size is not None:
         validation.positive("step_size", step_size)
     dtype, project = pytree.accumulator(params), _projection(p)
     radius = jnp.asarray(rho, dtype)
     stride = radius if step_size is None else jnp.asarray(step_size, dtype)
-    return project(pytree.add_scaled(epsilon, stride, steepest(pytree.cast(g, dtype), p, dtype)), radius, dtype)
+
+    def ascended(epsilon: Vector, g: Vector) -> Vector:
+        return project(pytree.add_scaled(epsilon, stride, steepest(pytree.cast(g, dtype), p, dtype)), radius, dtype)
+
+    return ascended
 
 
 def m_sharpness(

@@ -112,5 +112,5 @@ def test_progress_ends_at_all_work_and_names_the_parts(problem):
         progress=lambda title, done, total: seen.append((title, done, total)),
     )
     titles, done, total = zip(*seen, strict=True)
-    assert len(set(total)) == 1 and done[-1] == pytest.approx(total[0]) and list(done) == sorted(done)
+    assert done[-1] == pytest.approx(total[-1]) and list(done) == sorted(done)
     assert {"sharpness, training images", "eigenvalues of the Hessian", "loss over a random plane"} <= set(titles)
