@@ -32,7 +32,7 @@ TOLERANCE = 1e-3  # of the residuals, relative to the largest eigenvalue
 PROBES = 30  # for the trace
 LINE_POINTS = 41
 PLANE_POINTS = 15
-VALUE, GRADIENT, PRODUCT = 1, 3, 9  # rough cost per example, relative to one value of the loss
+VALUE, GRADIENT, PRODUCT = 1, 3, 7  # rough cost per example, relative to one value of the loss
 
 
 def measure(
