@@ -87,8 +87,8 @@ def test_an_interrupted_measurement_resumes_with_the_same_numbers(problem, monke
     whole = Interrupting(10**6)
     expected = measured(None, whole)
     kept, titles = InMemory(), []
-    for _ in range(20):
-        progress = Interrupting(len(whole.titles) // 4)
+    for _ in range(5):
+        progress = Interrupting(len(whole.titles) // 2)
         try:
             resumed = measured(kept, progress)
         except KeyboardInterrupt:
@@ -100,6 +100,8 @@ def test_an_interrupted_measurement_resumes_with_the_same_numbers(problem, monke
     assert len(titles) < 1.2 * len(whole.titles)  # little was done twice
     again = Interrupting(0)
     assert measured(kept, again) == expected and not again.titles
+    dependent = {name.split()[0] for name in kept.parts if "rho=0.1" in name}  # on rho
+    assert dependent == {"sharpness", "m_sharpness", "second_order", "named"} and len(kept.parts) == 9
 
 
 def test_progress_ends_at_all_work_and_names_the_parts(problem):
