@@ -129,7 +129,7 @@ def _sharpness(point: _Point, name: str, batch: Batch, rho: float) -> Part:
         rise = point.program(sharpness.ascent_rise, batch)
         one = rise(start)
         end = loop.run(start, lambda i, state: step(state), ASCENT_STEPS - 1)
-        return _plain({"loss": start.start, "one_step": one, "ascent": rise(end)})
+        return {"loss": _plain(start.start), "one_step": _plain(one), "ascent": _plain(rise(end))}
 
     title = f"sharpness, {'training' if name == 'train' else name} images"
     work = _work(batch, GRADIENT * ASCENT_STEPS + 2 * VALUE)
@@ -161,10 +161,12 @@ def _eigenvalues(point: _Point, batch: Batch, count: int, key: jax.Array) -> Par
 
     def run(loop: Loop) -> Numbers:
         start = hessian.lanczos_start(point.params, most, jax.random.split(key)[0])
-        rows, drawn = len(start.diagonal), start.key
+        start = start._replace(key=jax.random.key_data(start.key))  # as plain numbers, which can be kept
+        rows = len(start.diagonal)
 
-        def next_state(loss: hessian.Loss, w: Any, state: hessian.LanczosState, drawn: jax.Array) -> Any:
-            return hessian.lanczos_step(loss, w, state._replace(key=drawn))._replace(key=None)  # no plain array
+        def next_state(loss: hessian.Loss, w: Any, state: hessian.LanczosState) -> hessian.LanczosState:
+            following = hessian.lanczos_step(loss, w, state._replace(key=jax.random.wrap_key_data(state.key)))
+            return following._replace(key=state.key)
 
         def ended(state: hessian.LanczosState) -> bool:
             done = int(state.done)
@@ -174,9 +176,9 @@ def _eigenvalues(point: _Point, batch: Batch, count: int, key: jax.Array) -> Par
             return bool((top.residuals <= TOLERANCE * top.values[0]).all())
 
         step = point.program(next_state, batch, donated=(0,))
-        end = loop.run(start._replace(key=None), lambda i, state: step(state, drawn), rows, ended)
+        end = loop.run(start, lambda i, state: step(state), rows, ended)
         top = hessian.ritz_values(end, count)
-        return _plain({"eigenvalues": top.values, "residuals": top.residuals, "steps": end.done})
+        return {"eigenvalues": _plain(top.values), "residuals": _plain(top.residuals), "steps": int(end.done)}
 
     name = f"eigenvalues count={count} steps={least}..{most} tolerance={TOLERANCE}"
     return Part(name, "eigenvalues of the Hessian", _work(batch, PRODUCT * most), run)
@@ -205,7 +207,7 @@ def _second_order(point: _Point, batch: Batch, rho: float) -> Part:
 # --- landscapes ---------------------------------------------------------------------------------------------------
 
 
-def _landscapes(point: _Point, train: Batch, test: Batch, rho: float, key: jax.Array) -> dict[tuple[str, str], Part]:
+def _landscapes(point: _Point, train: Batch, test: Batch, rho: float, key: jax.Array) -> dict[tuple[str, ...], Part]:
     keys = jax.random.split(key)
     draw = functools.cache(lambda i: jax.jit(landscape.random_direction)(keys[i], point.params))
     at, grid = np.linspace(-1, 1, LINE_POINTS), np.linspace(-1, 1, PLANE_POINTS)

@@ -148,7 +148,7 @@ def tune(
     for name, grid in grids.items():
         records, trained = trainer.records(name, 1, lambda runner: {})
         accuracy = np.array([record["accuracy"][-1] for record in records]).reshape(len(grid), seeds)
-        for setting, values in zip(grid, accuracy, strict=True):
+        for setting, values in zip(grid, accuracy.tolist(), strict=True):
             report(f"{name} {setting}: {entry_text(mean_entry(values))} %")
         chosen = grid[best(mean_scores(accuracy))]
         report(f"{name}: selected {chosen}{trainer.kept_text(len(records) - trained)}")

@@ -48,7 +48,7 @@ class KeptParts:
             with np.load(self._state, allow_pickle=False) as stored:
                 if str(stored["name"]) != name:
                     return None
-                return int(stored["done"]), [stored[f"array{i}"] for i in range(len(stored.files) - 2)]
+                return int(stored["done"]), [stored[f"arr_{i}"] for i in range(len(stored.files) - 2)]
         except (ValueError, KeyError, OSError) as error:
             raise RunError(f"{self._state} is damaged ({error}); {AGAIN}.") from error
 
@@ -57,7 +57,7 @@ class KeptParts:
         done, arrays = state
         partial = self._state.with_suffix(".partial.npz")
         partial.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(partial, name=name, done=done, **{f"array{i}": array for i, array in enumerate(arrays)})
+        np.savez(partial, *arrays, name=name, done=done)
         partial.replace(self._state)
 
     def _read(self) -> dict[str, Any]:

@@ -119,9 +119,9 @@ def _sample(part: Images | Encoded, count: int | None, training: Training) -> tu
 
     Neither the first images nor their order will do: some datasets are sorted by class.
     """
-    if count is not None and count < len(part):
-        part = hold_out(part, count, SAMPLE_SEED)[1]
-    part = part.take(np.random.default_rng(SAMPLE_SEED).permutation(len(part)))
+    whole: Any = part
+    chosen = whole if count is None or count >= len(whole) else hold_out(whole, count, SAMPLE_SEED)[1]
+    part = chosen.take(np.random.default_rng(SAMPLE_SEED).permutation(len(part)))
     if isinstance(part, Images):
         return jnp.asarray(part.images), jnp.asarray(part.labels)
     side = training.dataset.image_shape[0]

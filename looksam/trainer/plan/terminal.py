@@ -1,6 +1,7 @@
 """A plan as text for the terminal."""
 
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 from looksam.methods import METHODS
@@ -173,7 +174,7 @@ def binary(value: float) -> str:
     return f"{number(value / size)} {unit}"
 
 
-def aligned(rows: list[tuple[str, ...]]) -> str:
+def aligned(rows: Sequence[tuple[str, ...]]) -> str:
     """Returns rows as columns of equal width, the first one to the left.
 
     Not by Rich, which folds what is wider than the terminal: a plan is also read from files and pipes.
