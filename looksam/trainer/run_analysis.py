@@ -121,7 +121,7 @@ def _sample(part: Images | Encoded, count: int | None, training: Training) -> tu
     """
     whole: Any = part
     chosen = whole if count is None or count >= len(whole) else hold_out(whole, count, SAMPLE_SEED)[1]
-    part = chosen.take(np.random.default_rng(SAMPLE_SEED).permutation(len(part)))
+    part = chosen.take(np.random.default_rng(SAMPLE_SEED).permutation(len(chosen)))
     if isinstance(part, Images):
         return jnp.asarray(part.images), jnp.asarray(part.labels)
     side = training.dataset.image_shape[0]
