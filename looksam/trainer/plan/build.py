@@ -113,7 +113,8 @@ def _fit(recipe: Recipe, costs: Mapping[str, Cost], chip: Chip, devices: int, re
     small = _cost(probe_recipe(recipe, devices), largest, report).memory
     held = recipe.batch_size // devices
     images = held, (recipe.microbatch or recipe.batch_size) // devices
-    model = MemoryModel.between(small, memory, images, (recipe.mesh_sizes() or (1, 1))[1])
+    gradient = 4.0 * parameter_count(recipe, abstract_dataset(recipe))  # in float32
+    model = MemoryModel.between(small, memory, images, (recipe.mesh_sizes() or (1, 1))[1], gradient)
     return Fit(memory.total, available, suggestions(recipe, model, chip))
 
 

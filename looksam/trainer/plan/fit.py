@@ -47,19 +47,24 @@ class MemoryModel:
     fixed: float  # temporaries that do not depend on the images, such as gradients
     held: float  # per image of the batch that a device holds
     processed: float  # per image that it processes at a time
+    gradient: float = 0.0  # one more, which micro-batches are added up in
 
     @classmethod
-    def between(cls, small: Memory, large: Memory, images: tuple[int, int], fsdp: int) -> "MemoryModel":
+    def between(
+        cls, small: Memory, large: Memory, images: tuple[int, int], fsdp: int, gradient: float = 0.0
+    ) -> "MemoryModel":
         """The line through two programs: of PROBE_IMAGES, and of images (held, processed at a time) on each device."""
         held, processed = (max(1, count - PROBE_IMAGES) for count in images)
         per_held = max(0.0, (large.resident - small.resident) / held)
         per_processed = max(0.0, (large.temporary - small.temporary) / processed)
         state = fsdp * max(0.0, small.resident - PROBE_IMAGES * per_held)
-        return cls(state, max(0.0, small.temporary - PROBE_IMAGES * per_processed), per_held, per_processed)
+        fixed = max(0.0, small.temporary - PROBE_IMAGES * per_processed)
+        return cls(state, fixed, per_held, per_processed, gradient)
 
     def total(self, held: int, processed: int, fsdp: int) -> float:
         """The bytes on one device of a mesh."""
-        return self.state / fsdp + self.fixed + held * self.held + processed * self.processed
+        sums = self.gradient if processed < held else 0.0
+        return self.state / fsdp + self.fixed + sums + held * self.held + processed * self.processed
 
 
 def probe_recipe(recipe: Recipe, devices: int) -> Recipe:

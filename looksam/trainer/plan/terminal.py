@@ -28,7 +28,7 @@ def heading(name: str, plan: dict[str, Any]) -> str:
     peak = chip["bfloat16" if recipe["dtype"] == "bfloat16" else "float32"]
     lines = [
         f"{name}: {recipe['model']} with {count(plan['parameters'])} parameters, {recipe['optimizer']}, "
-        f"batch {recipe['batch_size']:,}, {plan['steps']:,} steps",
+        f"batch {recipe['batch_size']:,}, {plan['steps']:,} step{'s' * (plan['steps'] != 1)}",
         f"{_devices(plan['devices'], plan['chips'])} {chip['name']}; per chip: {peak / 1e12:g} TFLOP/s in "
         f"{recipe['dtype']}, {chip['memory'] / GIB:.0f} GiB at {chip['memory_bandwidth'] / 1e9:g} GB/s, "
         f"{chip['interconnect'] / 1e9:.0f} GB/s to others",
