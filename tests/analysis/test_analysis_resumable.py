@@ -79,7 +79,6 @@ def test_an_interrupted_measurement_resumes_with_the_same_numbers(problem, monke
             rho=0.1,
             key=jax.random.key(0),
             eigenvalues=2,
-            at_once=4,
             kept=kept,
             progress=progress,
         )
@@ -88,7 +87,7 @@ def test_an_interrupted_measurement_resumes_with_the_same_numbers(problem, monke
     expected = measured(None, whole)
     kept, titles = InMemory(), []
     for _ in range(5):
-        progress = Interrupting(len(whole.titles) // 2)
+        progress = Interrupting(int(0.6 * len(whole.titles)))
         try:
             resumed = measured(kept, progress)
         except KeyboardInterrupt:
