@@ -1,5 +1,7 @@
 """The progress of long work that is not one training run: what is being done, the share that is done, the time left."""
 
+import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -30,7 +32,7 @@ class WorkProgress:
     ) -> None:
         self._prefix = prefix
         self._quiet, self._stream, self._clock = quiet, stream or sys.stderr, clock
-        self._terminal = self._stream.isatty()
+        self._terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._began: float | None = None
         self._shown, self._title, self._open = -LINE_SECONDS, "", False
 
@@ -47,7 +49,8 @@ class WorkProgress:
         parts = self._prefix + title, f"{share:.0%}", self._left(now - self._began, done, total)
         text = "  ".join(filter(None, parts))
         if self._terminal:
-            print(CLEAR + text, end="", file=self._stream, flush=True)
+            width = shutil.get_terminal_size().columns - 1  # a line that wraps could not be erased
+            print(CLEAR + text[:width], end="", file=self._stream, flush=True)
             self._open = True
         else:
             print(text, file=self._stream, flush=True)

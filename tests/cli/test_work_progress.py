@@ -34,7 +34,8 @@ def test_lines_come_every_ten_seconds_and_with_every_title():
     ]
 
 
-def test_a_terminal_has_one_line_that_is_redrawn():
+def test_a_terminal_has_one_line_that_is_redrawn(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     shown = run(Terminal()).split(CLEAR)
     assert shown[2] == "base  10%  about 0:45 left"
     assert shown[-1] == "sam: 90 %\n" and all("\n" not in text for text in shown[:-1])
