@@ -1,7 +1,6 @@
 """``looksam analyze``: how flat the loss is around a checkpoint of a run."""
 
 import argparse
-import contextlib
 import math
 import pathlib
 from typing import Literal
@@ -59,7 +58,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from looksam.trainer import analyze_run
 
     progress, parts = WorkProgress(quiet=arguments.quiet), out / "parts"
-    with interrupted_with(lambda: _kept(parts)), contextlib.closing(progress):
+    with interrupted_with(lambda: _kept(parts)), progress:
         result = analyze_run(
             directory,
             images=arguments.images,

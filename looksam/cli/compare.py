@@ -131,7 +131,7 @@ def _shown(name: str, out: pathlib.Path, quiet: bool) -> Iterator[WorkProgress]:
             return "interrupted before the first run had ended"
         return f"interrupted; finished runs are kept in {folder}, and the same command resumes"
 
-    with interrupted_with(kept), contextlib.closing(progress):
+    with interrupted_with(kept), progress:
         yield progress
 
 

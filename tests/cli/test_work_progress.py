@@ -1,6 +1,7 @@
 """The line about long work: share and time left, redrawn on a terminal, now and then elsewhere."""
 
 import io
+import signal
 
 import pytest
 
@@ -52,3 +53,17 @@ def test_hours():
     for done in (0, 1):
         progress.update("base", done, 3)
     assert stream.getvalue().endswith("about 2:00:00 left\n")
+
+
+def test_an_interrupt_that_a_callback_would_lose_is_raised_by_the_next_update():
+    def _xla_gc_callback():
+        signal.raise_signal(signal.SIGINT)
+
+    with WorkProgress(quiet=True) as progress:
+        progress.update("base", 0, 2)
+        _xla_gc_callback()
+        with pytest.raises(KeyboardInterrupt):
+            progress.update("base", 1, 2)
+    with WorkProgress(quiet=True), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
