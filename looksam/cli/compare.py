@@ -20,8 +20,8 @@ its own rho and alpha where the recipe has tuned ones, and with the recipe's oth
 and results.json. With --tune it selects each method's rho and alpha instead, from eight settings per method, on a part
 of the training set (--validation) that is held out with clean labels; the test set is not read.
 
-Every finished run is stored in OUT/runs. After Ctrl-C the same command resumes, and one with more methods or seeds
-trains only what is missing. To train everything again, delete that folder.
+Finished runs and step times are stored in OUT/runs. After Ctrl-C the same command resumes, and one with more methods or
+seeds trains only what is missing. To train and time everything again, delete that folder.
 """
 EXAMPLES = f"""\
 methods: {", ".join(METHODS)};
