@@ -45,6 +45,15 @@ def usage() -> Iterator[None]:
         raise UsageError(str(error)) from error
 
 
+@contextlib.contextmanager
+def interrupted_with(message: Callable[[], str]) -> Iterator[None]:
+    """Let Ctrl-C inside end the command with this message, which says what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(message()) from None
+
+
 def guarded(work: Callable[[], int], flags: Mapping[str, str]) -> int:
     """Run ``work`` and return its exit code; errors that we anticipate become one message on stderr and a code.
 
@@ -56,8 +65,8 @@ def guarded(work: Callable[[], int], flags: Mapping[str, str]) -> int:
         return code
     except SystemExit as stop:  # from argparse, which has printed its message
         return stop.code if isinstance(stop.code, int) else USAGE if stop.code else 0
-    except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED)
+    except KeyboardInterrupt as stop:
+        return _fail(str(stop) or "interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has closed it, as `head` does; nothing more may be written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED

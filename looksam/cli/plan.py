@@ -10,11 +10,13 @@ from looksam.trainer import plan
 DESCRIPTION = """\
 Compile the programs of a recipe for a mesh of virtual devices (one device without --mesh), with and without the second
 gradient, and count what each device computes, sends and holds in memory. A chip's published figures turn that into
-hours for the optimizer alone, for the rule on every step, and for the recipe's method, next to the paper's. No data is
-read, no weights are allocated, and nothing is trained.
+hours for the optimizer alone, for the rule on every step, and for the recipe's method, next to the paper's. Where the
+memory of a device is too small, the flags of a mesh and a micro-batch that would fit are printed. No data is read, no
+weights are allocated, and nothing is trained.
 """
 EXAMPLES = """\
 examples:
+  looksam plan vit_b16-lamb-32768-look_layer_sam                             which mesh would it take?
   looksam plan vit_b16-lamb-32768-look_layer_sam --mesh data=8 --microbatch 1024
   looksam plan vit_b16-lamb-32768-look_layer_sam --mesh data=2048 --chip tpu-v3 --dtype bfloat16
   looksam plan vit_b16-look_sam-5 --mesh data=4,fsdp=2 --microbatch 512 --chip h100 --utilisation 0.5

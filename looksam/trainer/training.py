@@ -5,6 +5,7 @@ compiled from ``step.py``. ``compile_step`` compiles the same programs ahead of 
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -199,6 +200,12 @@ def _size_on_disk(recipe: Recipe) -> DatasetSize:
         known = ", ".join(DATASET_SIZES)
         raise ValueError(f"the size of this dataset is read from its files: {error} It is known of {known}.") from error
     return DatasetSize(len(dataset.train), dataset.num_classes, dataset.image_shape)
+
+
+def parameter_count(recipe: Recipe, dataset: Dataset) -> int:
+    """The number of parameters of the recipe's model."""
+    params, _ = jax.eval_shape(make_model(recipe, dataset).init, jax.random.key(0))
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(params))
 
 
 def abstract_dataset(recipe: Recipe) -> Dataset:

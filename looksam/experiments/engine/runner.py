@@ -6,8 +6,7 @@ programs and the state of the runs that train together.
 
 import dataclasses
 import functools
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +26,13 @@ SHARPNESS_RHO = 0.05  # one radius for all methods, so that the numbers compare
 SHARPNESS_IMAGES = 1200  # the first images of a set; all of digits
 VMAPPED_SETTINGS = ("seed", "learning_rate", "rho", "alpha")  # what may differ between the runs of one program
 CURVE_POINTS = 10  # of a learning curve
+
+
+AfterEpoch = Callable[[int], None]  # called with the epoch that has ended, from 0
+
+
+def _ignore(epoch: int) -> None:
+    """Does nothing, in place of an ``AfterEpoch``."""
 
 
 class Hyperparams(NamedTuple):
@@ -85,16 +91,19 @@ class Runner:
         self.state: TrainState = self._init(jnp.asarray(self._seeds, jnp.uint32))
         return self
 
-    def trained(self, recipes: Sequence[Recipe], together: int, points: int = CURVE_POINTS) -> Iterator[Curves]:
+    def trained(
+        self, recipes: Sequence[Recipe], together: int, points: int = CURVE_POINTS, after_epoch: AfterEpoch = _ignore
+    ) -> Iterator[Curves]:
         """Trains runs to their end, ``together`` at a time. After each group its state can be read here."""
         for first in range(0, len(recipes), together):
-            yield self.start(recipes[first : first + together]).run(points)
+            yield self.start(recipes[first : first + together]).run(points, after_epoch)
 
-    def run(self, points: int) -> Curves:
+    def run(self, points: int, after_epoch: AfterEpoch = _ignore) -> Curves:
         """Trains to the end, and evaluates at ``points`` epochs on the way."""
         accuracy, losses = [], []
         for epoch in range(self.recipe.epochs):
             loss = self.run_epoch(epoch)
+            after_epoch(epoch)
             if epoch + 1 in curve_epochs(self.recipe.epochs, points):
                 accuracy.append(self.accuracy())
                 losses.append(loss)
@@ -177,9 +186,3 @@ def _in_memory(dataset: Dataset) -> tuple[Images, Images]:
 def curve_epochs(epochs: int, points: int = CURVE_POINTS) -> list[int]:
     """The epochs at which a learning curve is evaluated: evenly spread, the last one included."""
     return sorted({round(epochs * (i + 1) / points) for i in range(points)} - {0})
-
-
-def parameter_count(recipe: Recipe, dataset: Dataset) -> int:
-    """The number of parameters of the recipe's model."""
-    params, _ = jax.eval_shape(make_model(recipe, dataset).init, jax.random.key(0))
-    return sum(math.prod(x.shape) for x in jax.tree.leaves(params))
