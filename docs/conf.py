@@ -1,0 +1,60 @@
+"""The documentation site: `make docs` builds it into build/site, with warnings as errors and without network access."""
+
+import importlib
+import inspect
+import re
+
+import looksam
+
+project = "looksam"
+author = "looksam contributors"
+project_copyright = "looksam contributors"
+release = version = looksam.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.doctest"]
+highlight_language = "text"  # of blocks that name no language: shell commands and output
+
+# The pages are plain Markdown that GitHub shows too. Headings have the anchors that GitHub gives them, and the build
+# fails where a link names a page, file or anchor that does not exist.
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+# Signatures are as in the source; the text below them is the docstring.
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 90
+napoleon_custom_sections = ["Reference"]
+napoleon_use_rtype = False
+toc_object_entries_show_parents = "hide"
+
+html_theme = "furo"
+html_title = f"looksam {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_theme_options = {"navigation_with_keys": True}
+
+
+def comments_of_fields(full_name):
+    """Returns the comment next to each field of the class that an attribute belongs to."""
+    module, cls, _ = full_name.rsplit(".", 2)
+    source = inspect.getsource(getattr(importlib.import_module(module), cls))
+    return dict(re.findall(r"^    (\w+): .*  # (.+)$", source, re.MULTILINE))
+
+
+def process_docstring(app, what, name, obj, options, lines):
+    """Document the fields of a NamedTuple by their comments.
+
+    The empty line keeps Napoleon from reading the first words of an attribute's docstring, up to a colon, as its type.
+    """
+    if what == "attribute":
+        if lines and lines[0].startswith("Alias for field number"):
+            lines[:] = [comments_of_fields(name).get(name.rpartition(".")[2], "")]
+        lines.insert(0, "")
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", process_docstring, priority=400)
