@@ -23,7 +23,7 @@ lint: .venv/dev
 
 # The site, in build/site: open build/site/index.html. A warning is an error; a broken link is a warning.
 docs: .venv/dev
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/site
+	$(BIN)/python -m sphinx --fail-on-warning --fresh-env --quiet -d build/doctrees docs build/site
 
 # The sdist and the wheel, in dist, built and tested in a clean environment: make release TAG=v0.1.0
 release: .venv/dev

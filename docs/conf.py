@@ -46,14 +46,13 @@ def comments_of_fields(full_name):
 
 
 def process_docstring(app, what, name, obj, options, lines):
-    """Document the fields of a NamedTuple by their comments.
-
-    The empty line keeps Napoleon from reading the first words of an attribute's docstring, up to a colon, as its type.
-    """
+    """Turn a docstring into reStructuredText: |w| is an absolute value, and comments document a NamedTuple's fields."""
+    escaped = lambda found: r"\|" if found[0] == "|" else found[0]
+    lines[:] = [re.sub(r"``.*?``|\|", escaped, line) for line in lines]
     if what == "attribute":
         if lines and lines[0].startswith("Alias for field number"):
             lines[:] = [comments_of_fields(name).get(name.rpartition(".")[2], "")]
-        lines.insert(0, "")
+        lines.insert(0, "")  # or Napoleon would read the first words, up to a colon, as the type
 
 
 def setup(app):

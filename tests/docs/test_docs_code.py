@@ -30,16 +30,26 @@ model, criterion = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.1), nn.Linear(8, 
 x, y = torch.randn(8, 6), torch.randint(3, (8,))
 """
 SETUP = {"README.md": JAX + TORCH}
-AFTER = {  # what a reader would do next, where a page only defines things
-    "README.md": "for _ in range(6):\n    opt.step(closure)\n    params, state, opt_state, loss = step(params, state, opt_state, batch)",
-    "docs/maths.md": "import jax, jax.numpy as jnp\nw = jnp.ones(3)\n"
-    "rule.gradient(jax.value_and_grad(lambda w: jnp.sum(w**2)), w, rule.init(w))",
-}
-ELSEWHERE = {  # pages whose blocks are run one by one, and compared with something, by a test of their own
+STEPS = """
+for _ in range(6):
+    opt.step(closure)
+    params, state, opt_state, loss = step(params, state, opt_state, batch)
+"""
+GRADIENT = """
+import jax, jax.numpy as jnp
+w = jnp.ones(3)
+rule.gradient(jax.value_and_grad(lambda w: jnp.sum(w**2)), w, rule.init(w))
+"""
+AFTER = {"README.md": STEPS, "docs/maths.md": GRADIENT}  # what a reader would do next
+ELSEWHERE = {  # pages whose code is run by a test of their own, which compares it with something or sets up more
+    "docs/jax.md": "tests/test_jax_page.py",
+    "docs/own_data.md": "tests/trainer/test_own_data_document.py",
     "docs/porting.md": "tests/torch/test_torch_porting.py",
     "docs/pytorch.md": "tests/torch/test_torch_recipes.py",
+    "docs/using_models.md": "tests/trainer/test_using_models_document.py",
 }
-LANGUAGES = {"", "python", "pycon", "{toctree}", "{eval-rst}"}  # "": shell commands and output
+BY_SECTION = ("docs/porting.md", "docs/pytorch.md")
+LANGUAGES = {"", "console", "python", "pycon", "toml", "{toctree}", "{eval-rst}"}  # "": shell commands and output
 
 
 def _documents() -> list[str]:
@@ -74,12 +84,12 @@ def test_sessions(page):
         assert doctest.DocTestRunner().run(test).failed == 0
 
 
-@pytest.mark.parametrize("page", ELSEWHERE)
-def test_pages_with_their_own_test_are_run_as_a_whole(page):
+@pytest.mark.parametrize("page", BY_SECTION)
+def test_pages_with_a_test_of_their_own_are_run_as_a_whole(page):
     sections = [block.section for block in pages.blocks(page, "python") if block.not_run is None]
     text = (pages.ROOT / ELSEWHERE[page]).read_text()
-    assert set(sections) == set(re.findall(r'python\(PAGE, "([^"]+)"\)', text))
-    for section in re.findall(r'python\(PAGE, "([^"]+)"\)\[0\]', text):
+    assert set(sections) == set(re.findall(r'(?:recipe|blocks)\("([^"]+)"\)', text))
+    for section in re.findall(r'recipe\("([^"]+)"\)\[0\]', text):
         assert sections.count(section) == 1, section
 
 
@@ -91,7 +101,7 @@ def test_languages(page):
 def _commands(page: str) -> list[tuple[str, list[str]]]:
     """The commands of looksam in the shell blocks of a page, each with its place and without comment or redirection."""
     found = []
-    for block in pages.blocks(page, ""):
+    for block in (*pages.blocks(page, ""), *pages.blocks(page, "console")):
         for line in block.code.replace("\\\n", " ").splitlines():
             if block.not_run is None and (match := re.search(r'(?:^|[\s"])(looksam [a-z-][^"#|&>]*)', line)):
                 found.append((str(block), shlex.split(match[1])[1:]))

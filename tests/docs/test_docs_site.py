@@ -16,18 +16,12 @@ pytest.importorskip("sphinx")
 def site(tmp_path_factory):
     """The site, built as `make docs` builds it."""
     folder = tmp_path_factory.mktemp("site")
-    options = ["--fail-on-warning", "--keep-going", "--quiet", "-b", "html"]
-    command = " ".join([*options, "docs", "build/site"])
-    assert command in (pages.ROOT / "Makefile").read_text()
-    built = subprocess.run(
-        [sys.executable, "-m", "sphinx", *options, "docs", folder],
-        cwd=pages.ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    options = ["--fail-on-warning", "--fresh-env", "--quiet", "-d"]
+    assert f"{' '.join(options)} build/doctrees docs build/site" in (pages.ROOT / "Makefile").read_text()
+    command = [sys.executable, "-m", "sphinx", *options, folder / "doctrees", "docs", folder / "site"]
+    built = subprocess.run(command, cwd=pages.ROOT, capture_output=True, text=True, check=False)
     assert (built.returncode, built.stdout, built.stderr) == (0, "", "")
-    return folder
+    return folder / "site"
 
 
 class Loaded(html.parser.HTMLParser):

@@ -40,11 +40,6 @@ def blocks(page: str, language: str | None = None, section: str | None = None) -
     ]
 
 
-def python(page: str, section: str) -> list[str]:
-    """Returns the Python code under a heading, without blocks that cannot be run."""
-    return [block.code for block in blocks(page, "python", section) if block.not_run is None]
-
-
 def _blocks(page: str, lines: list[str]) -> Iterator[Block]:
     section, reason, i = "", None, 0
     while i < len(lines):

@@ -1,17 +1,19 @@
 """The code of docs/porting.md, as printed there: before and after, on a network without dropout and statistics."""
 
 import copy
+import functools
 
 import pytest
+import recipes
 import torch
-from pages import python
 from torch import nn
 
 import looksam.torch
 
 pytorch_optimizer = pytest.importorskip("pytorch_optimizer")
 
-PAGE = "docs/porting.md"
+PAGE = "porting.md"
+blocks = functools.partial(recipes.blocks, PAGE)
 DATA = torch.Generator().manual_seed(0)
 LOADER = [(torch.randn(8, 6, generator=DATA), torch.randint(3, (8,), generator=DATA)) for _ in range(7)]
 
@@ -30,13 +32,13 @@ def trained(code, package, model=None, **names):
         **rules,
         **names,
     }
-    exec(compile(code, PAGE, "exec"), space)
+    recipes.run(code, PAGE, space)
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
 def test_sam_from_first_step_and_second_step():
     """The SAM of pytorch_optimizer has the same methods as that of davda54/sam."""
-    before, *after = python(PAGE, "davda54/sam")
+    before, *after = blocks("davda54/sam")
     expected = trained(before, pytorch_optimizer)
     for code in after:
         torch.testing.assert_close(trained(code, looksam.torch), expected, rtol=1e-5, atol=1e-7)
@@ -44,7 +46,7 @@ def test_sam_from_first_step_and_second_step():
 
 
 def test_adaptive_sam():
-    before, _, after = python(PAGE, "davda54/sam")
+    before, _, after = blocks("davda54/sam")
     expected = trained(before.replace("rho=0.05", "rho=0.5, adaptive=True"), pytorch_optimizer)
     code = after.replace("SAM(", "ASAM(").replace("rho=0.05", "rho=0.5, eta=0.0")
     ours = trained(code, looksam.torch, ASAM=looksam.torch.ASAM)
@@ -61,7 +63,7 @@ class OneTensor(nn.Module):
 
 
 def test_look_sam_is_the_same_for_one_tensor_and_another_algorithm_for_several():
-    before, after = python(PAGE, "pytorch_optimizer")
+    before, after = blocks("pytorch_optimizer")
     expected = trained(before, pytorch_optimizer, OneTensor())
     torch.testing.assert_close(trained(after, looksam.torch, OneTensor()), expected, rtol=1e-4, atol=1e-6)
     difference = trained(after, looksam.torch) - trained(before, pytorch_optimizer)
@@ -69,7 +71,7 @@ def test_look_sam_is_the_same_for_one_tensor_and_another_algorithm_for_several()
 
 
 def test_a_pass_before_the_closure_is_refused():
-    before, _ = python(PAGE, "pytorch_optimizer")
+    before, _ = blocks("pytorch_optimizer")
     code = before.replace("model.parameters(), torch.optim.AdamW,", "torch.optim.AdamW(model.parameters()),")
     with pytest.raises(RuntimeError, match="gradients of a backward pass since the last step"):
         trained(code.replace(", lr=1e-3)", ")"), looksam.torch)
@@ -97,10 +99,10 @@ def test_gsam():
 
 
 def test_the_steps_of_composer():
-    (code,) = python(PAGE, "Composer")
+    _, code = blocks("Composer")
     model, seen = nn.Linear(6, 3), []
     space = {"torch": torch, "model": model, "SAMk": looksam.torch.SAMk}
-    exec(compile(code.replace(", per_rank=True", ""), PAGE, "exec"), space)
+    recipes.run(code.replace(", per_rank=True", ""), PAGE, space)
     for x, y in LOADER * 2:
         space["optimizer"].step(lambda x=x, y=y: nn.functional.cross_entropy(model(x), y).backward())
         seen.append(space["optimizer"].info.refreshed)

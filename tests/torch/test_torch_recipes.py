@@ -1,19 +1,20 @@
 """The recipes of docs/pytorch.md, run as printed there, compared with a plain loop over the same batches."""
 
+import functools
 import re
 
 import numpy as np
-import pages
 import pytest
+import recipes
 import torch
-from pages import python
 from torch import nn
 from torch_problems import flat, saved_rule
 
 import looksam.torch
 from looksam.torch import LookSAM, sam_family
 
-PAGE = "docs/pytorch.md"
+PAGE = "pytorch.md"
+recipe = functools.partial(recipes.blocks, PAGE)
 DATA = torch.Generator().manual_seed(0)
 X, Y = torch.randn(48, 6, generator=DATA), torch.randint(3, (48,), generator=DATA)
 BATCHES = list(zip(X.split(8), Y.split(8), strict=True))  # six: the second cycle begins
@@ -47,8 +48,7 @@ def run(code, net, **names):
         "device": "cpu",
         **names,
     }
-    exec(compile(code, PAGE, "exec"), space)
-    return space
+    return recipes.run(code, PAGE, space)
 
 
 def optimizer(net):
@@ -82,24 +82,24 @@ def check(net, schedule=False):
 
 def test_plain_loop():
     net = Net()
-    space = run(python(PAGE, "A plain loop")[0], net)
+    space = run(recipe("A plain loop")[0], net)
     check(net, schedule=True)
     assert space["scheduler"].get_last_lr()[0] < 1e-3
 
 
 def test_clipping():
     net = Net()
-    opt = run(python(PAGE, "Clipping")[0], net)["opt"]
+    opt = run(recipe("Clipping")[0], net)["opt"]
     norms = []
     opt.base.register_step_pre_hook(lambda *_: norms.append(np.linalg.norm(flat([p.grad for p in net.parameters()]))))
-    loop = python(PAGE, "A plain loop")[0].split("\nfor ")[1].replace("scheduler.step()", "")
+    loop = recipe("A plain loop")[0].split("\nfor ")[1].replace("scheduler.step()", "")
     run(f"for {loop}", net, opt=opt)
     assert len(norms) == len(BATCHES) and max(norms) <= 1.0
 
 
 def test_without_a_closure():
     net = Net()
-    run(python(PAGE, "Without a closure")[0], net, opt=optimizer(net))
+    run(recipe("Without a closure")[0], net, opt=optimizer(net))
     check(net)
 
 
@@ -122,7 +122,7 @@ def steps(net, opt):
 
 def test_some_of_the_steps_and_parameters():
     net = Net()
-    opt = run(python(PAGE, "Some of the steps, some of the parameters")[0], net)["opt"]
+    opt = run(recipe("Some of the steps, some of the parameters")[0], net)["opt"]
     assert steps(net, opt) == [(1, False)] * 4 + [(2, True), (1, False)]
     selected = opt._passes.groups.named("perturb", list(net.parameters()))
     assert dict(zip((name for name, _ in net.named_parameters()), selected, strict=True)) == {
@@ -132,7 +132,7 @@ def test_some_of_the_steps_and_parameters():
 
 def test_msam_without_a_closure():
     net = Net()
-    run(python(PAGE, "MSAM")[0], net)
+    run(recipe("MSAM")[0], net)
     assert len(net.seen) == len(BATCHES)
     plain = Net(masks=[entry[2] for entry in net.seen])
     opt = looksam.torch.MSAM(torch.optim.AdamW(plain.parameters(), lr=1e-3), rho=0.3, model=plain)
@@ -143,20 +143,19 @@ def test_msam_without_a_closure():
 
 def test_rules_of_your_own():
     net = Net()
-    opt = run(python(PAGE, "Rules of your own")[0], net)["opt"]
+    opt = run(recipe("Rules of your own")[0], net)["opt"]
     assert steps(net, opt) == [(2, True)] + [(1, False)] * 4 + [(2, True)]
     assert opt.param_groups[0]["gsam_alpha"] == 0.2 and opt.param_groups[0]["alpha"] == 0.7
 
 
 def test_every_rule_is_listed():
-    text = (pages.ROOT / PAGE).read_text()
-    (table,) = re.findall(r"^## The rules\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)
+    (table,) = re.findall(r"^## The rules\n(.*?)(?=^## )", recipes.text(PAGE), re.MULTILINE | re.DOTALL)
     assert re.findall(r"^\| `(\w+)\(", table, re.MULTILINE) == [rule.__name__ for rule in sam_family.RULES.values()]
 
 
 def test_fp16_scaler():
     net = Net()
-    space = run(python(PAGE, "Mixed precision")[0], net, opt=optimizer(net))
+    space = run(recipe("Mixed precision")[0], net, opt=optimizer(net))
     passes, count = len(net.seen), saved_rule(space["opt"])["count"]
     skipped = len(BATCHES) - count
     assert passes == skipped + count + len(range(0, count, 5))
@@ -164,15 +163,21 @@ def test_fp16_scaler():
 
 
 def test_many_devices():
-    """One process of a group of one, in which each rank's own gradient is the mean."""
+    """In a group of one process, its own gradient is the mean."""
     group = torch.distributed
     group.init_process_group("gloo", store=group.HashStore(), rank=0, world_size=1)
     try:
         net = Net()
-        names = run(python(PAGE, "Many devices")[0], net, DistributedDataParallel=nn.parallel.DistributedDataParallel)
-        wrapped, opt = names["model"], names["opt"]
+        names = run(recipe("Many devices")[0], net, DistributedDataParallel=nn.parallel.DistributedDataParallel)
         for x, y in BATCHES:
-            opt.step(lambda x=x, y=y: nn.functional.cross_entropy(wrapped(x), y).backward())
+
+            def closure(x=x, y=y):
+                names["opt"].zero_grad()
+                loss = nn.functional.cross_entropy(names["model"](x), y)
+                loss.backward()
+                return loss
+
+            names["opt"].step(closure)
         check(net)
     finally:
         group.destroy_process_group()
@@ -186,7 +191,7 @@ def test_lightning():
     net = Net()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=8)
     quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    code = python(PAGE, "Lightning")[0].replace(
+    code = recipe("Lightning")[0].replace(
         "Trainer(", f"Trainer(accelerator='cpu', {', '.join(f'{x}=False' for x in quiet)}, "
     )
     run(code, net, lightning=lightning, loader=loader)
@@ -198,7 +203,7 @@ def test_accelerate():
     net, data = Net(), torch.utils.data.TensorDataset(X, Y)
     loader = torch.utils.data.DataLoader(data, batch_size=8)
     accelerator = accelerate.Accelerator(cpu=True)
-    code = python(PAGE, "Accelerate")[0].replace(
+    code = recipe("Accelerate")[0].replace(
         "model.parameters(), 1.0", "model.parameters(), 1e9"
     )  # not clipped, as in check
     run(code, net, opt=optimizer(net), loader=loader, accelerator=accelerator)
@@ -220,14 +225,14 @@ def test_hugging_face_trainer(tmp_path):
         disable_tqdm=True,
     )
     net, dataset = Net(), [{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)]
-    run(python(PAGE, "Hugging Face Trainer")[0], net, arguments=arguments, dataset=dataset)
+    run(recipe("Hugging Face Trainer")[0], net, arguments=arguments, dataset=dataset)
     check(net)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_checkpoints(tmp_path):
     """The blocks save and load the state of the optimizer in mid-cycle."""
-    save, load = python(PAGE, "Checkpoints")
+    save, load = recipe("Checkpoints")
     models = [nn.Linear(6, 3) for _ in range(2)]
     opts = [optimizer(model) for model in models]
 
