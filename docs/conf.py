@@ -19,11 +19,10 @@ highlight_language = "text"  # of blocks that name no language: shell commands a
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
-# Signatures are as in the source; the text below them is the docstring.
+# Signatures have names and defaults, without the types, which the docstrings describe in words.
 autodoc_member_order = "bysource"
-autodoc_typehints_format = "short"
+autodoc_typehints = "none"
 autodoc_preserve_defaults = True
-python_use_unqualified_type_names = True
 maximum_signature_line_length = 90
 napoleon_custom_sections = ["Reference"]
 napoleon_use_rtype = False

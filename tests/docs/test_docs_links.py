@@ -69,7 +69,8 @@ def test_every_page_is_in_the_navigation():
     listed = set()
     for folder in ("", "api/"):
         for block in pages.blocks(f"docs/{folder}index.md", "{toctree}"):
-            names = [line for line in block.code.split() if not line.startswith(":") and line[0].islower()]
+            entries = [line for line in block.code.splitlines() if line and not line.startswith(":")]
+            names = [entry.rpartition("<")[2].rstrip(">") for entry in entries]  # "name" or "Title <name>"
             listed |= {f"docs/{folder}{name}.md" for name in names}
     every = {page for page in pages.documents() if page.startswith("docs/")}
     assert every == listed | {"docs/index.md"}

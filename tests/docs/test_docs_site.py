@@ -24,37 +24,40 @@ def site(tmp_path_factory):
     return folder / "site"
 
 
-class Loaded(html.parser.HTMLParser):
-    """What a browser fetches to show a page."""
+class Targets(html.parser.HTMLParser):
+    """What a page links to, and what a browser fetches to show it."""
 
     def __init__(self):
         super().__init__()
-        self.found = []
+        self.linked, self.loaded = [], []
 
     def handle_starttag(self, tag, attrs):
         names = dict(attrs)
-        if tag == "link" and names.get("rel") not in ("index", "search", "next", "prev", "author", "copyright"):
-            self.found.append(names.get("href"))
-        elif tag != "a":
-            self.found += [names[key] for key in ("src", "srcset", "data", "poster") if names.get(key)]
+        if tag == "a" or names.get("rel") in ("index", "search", "next", "prev"):
+            self.linked.append(names.get("href") or "#")
+        elif tag == "link":
+            self.loaded.append(names["href"])
+        else:
+            self.loaded += [names[key] for key in ("src", "srcset", "data", "poster") if names.get(key)]
 
 
-def loaded(path: pathlib.Path) -> list[str]:
-    if path.suffix == ".html":
-        parser = Loaded()
-        parser.feed(path.read_text())
-        return parser.found
-    return re.findall(r"(?:url\(|@import )[\"']?([^\"')]+)", path.read_text())
+def is_local(path, target):
+    local = (path.parent / re.sub(r"[?#].*", "", target)).resolve()
+    return "//" not in target and local.is_file()
 
 
 def test_nothing_is_loaded_from_elsewhere(site):
-    files = [*site.rglob("*.html"), *site.rglob("*.css")]
-    assert len(files) > 20
-    for path in files:
-        for target in loaded(path):
-            if not target.startswith(("data:", "#")):
-                local = (path.parent / target.partition("?")[0].partition("#")[0]).resolve()
-                assert "//" not in target and local.is_file(), f"{path.name} loads {target}"
+    found = {path: re.findall(r"(?:url\(|@import )[\"']?([^\"')]+)", path.read_text()) for path in site.rglob("*.css")}
+    for path in site.rglob("*.html"):
+        parser = Targets()
+        parser.feed(path.read_text())
+        found[path] = parser.loaded
+        for target in parser.linked:
+            assert target.startswith(("#", "https://")) or is_local(path, target), f"{path.name} links to {target}"
+    assert len(found) > 20
+    for path, targets in found.items():
+        for target in targets:
+            assert target.startswith(("data:", "#")) or is_local(path, target), f"{path.name} loads {target}"
 
 
 def test_every_page_is_built(site):
