@@ -41,9 +41,8 @@ DEFAULT_METHODS = ("base", "sam", "sam_k", "look_sam")
 def _add_arguments(parser: Parser) -> None:
     parser.usage = "looksam compare [RECIPE ...] [--methods M ...] [--seeds N] [--tune] [--SETTING VALUE ...]"
     names = ["digits-noise30", "digits"]
-    parser.add_argument(
-        "recipes", metavar="RECIPE", nargs="*", default=names, help=f"names that `looksam recipes` lists, or files ({' '.join(names)})"
-    )
+    recipes = f"names that `looksam recipes` lists, or files ({' '.join(names)})"
+    parser.add_argument("recipes", metavar="RECIPE", nargs="*", default=names, help=recipes)
     methods = f"the methods to compare ({' '.join(DEFAULT_METHODS)})"
     parser.add_argument("--methods", nargs="+", type=_rows, default=[DEFAULT_METHODS], metavar="M", help=methods)
     parser.add_argument("--seeds", type=int, default=10, metavar="N", help="runs of each method (10)")
