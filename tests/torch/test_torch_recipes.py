@@ -162,6 +162,27 @@ def test_fp16_scaler():
     assert space["scaler"].get_scale() == 65536.0 / 2**skipped
 
 
+def test_many_devices():
+    """In a group of one process, its own gradient is the mean."""
+    group = torch.distributed
+    group.init_process_group("gloo", store=group.HashStore(), rank=0, world_size=1)
+    try:
+        net = Net()
+        names = run(recipe("Many devices")[0], net, DistributedDataParallel=nn.parallel.DistributedDataParallel)
+        for x, y in BATCHES:
+
+            def closure(x=x, y=y):
+                names["opt"].zero_grad()
+                loss = nn.functional.cross_entropy(names["model"](x), y)
+                loss.backward()
+                return loss
+
+            names["opt"].step(closure)
+        check(net)
+    finally:
+        group.destroy_process_group()
+
+
 @pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore:.*does not have many workers which may be a bottleneck")
 @pytest.mark.filterwarnings("ignore:.*The number of training batches \\(6\\) is smaller than the logging interval")
