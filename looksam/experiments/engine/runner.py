@@ -39,8 +39,9 @@ class Hyperparams(NamedTuple):
 class Curves(NamedTuple):
     """Learning curves, arrays of shape (points, runs)."""
 
-    accuracy: np.ndarray  # on the test set, in percent
+    accuracy: np.ndarray  # on the dataset's test split, in percent
     loss: np.ndarray  # mean over the training steps of the epoch
+    at_best: np.ndarray | None = None  # of shape (runs,): on other images, where ``accuracy`` is highest
 
 
 def device_arrays(dataset: Dataset) -> tuple[jax.Array, jax.Array]:
@@ -80,20 +81,30 @@ class Runner:
         self.state: TrainState = self._init(jnp.asarray(self._seeds, jnp.uint32))
         return self
 
-    def trained(self, recipes: Sequence[Recipe], together: int, points: int = CURVE_POINTS) -> Iterator[Curves]:
+    def trained(
+        self, recipes: Sequence[Recipe], together: int, points: int = CURVE_POINTS, other: Images | None = None
+    ) -> Iterator[Curves]:
         """Trains runs to their end, ``together`` at a time. After each group its state can be read here."""
         for first in range(0, len(recipes), together):
-            yield self.start(recipes[first : first + together]).run(points)
+            yield self.start(recipes[first : first + together]).run(points, other)
 
-    def run(self, points: int) -> Curves:
-        """Trains to the end, and evaluates at ``points`` epochs on the way."""
-        accuracy, losses = [], []
+    def run(self, points: int, other: Images | None = None) -> Curves:
+        """Trains to the end, and evaluates at ``points`` epochs on the way.
+
+        ``other`` images are evaluated only where the accuracy is the best so far: they select nothing.
+        """
+        accuracy: list[np.ndarray] = []
+        losses, at_best = [], None
         for epoch in range(self.recipe.epochs):
             loss = self.run_epoch(epoch)
             if epoch + 1 in curve_epochs(self.recipe.epochs, points):
                 accuracy.append(self.accuracy())
                 losses.append(loss)
-        return Curves(np.stack(accuracy), np.stack(losses))
+                better = accuracy[-1] > np.max(accuracy[:-1], axis=0, initial=-1.0)
+                if other is not None and better.any():
+                    found = self.accuracy(other)
+                    at_best = found if at_best is None else np.where(better, found, at_best)
+        return Curves(np.stack(accuracy), np.stack(losses), at_best)
 
     def run_epoch(self, epoch: int) -> np.ndarray:
         """One pass over the training set; returns the mean training loss of each run."""

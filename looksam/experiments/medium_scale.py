@@ -1,0 +1,124 @@
+"""The medium scale: thousands of real images, two models that memorise them, and every method at its own best settings.
+
+The first 20 classes of CIFAR-100 at 16² pixels, without augmentation: 5,000 images to train on, 2,000 held out of the
+rest of the training set, to tune on and to select epochs, and the 2,000 test images of these classes. Each model trains
+with clean labels and with 40 % of the training labels drawn at random. Flatness should count most in the latter: the
+base optimizer fits the random labels too, and pays for it on the test set.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from looksam.experiments.engine.search import SearchStudy
+from looksam.methods import settings_of
+from looksam.trainer.recipe import Recipe
+
+LABEL_NOISE = {"40 % random labels": 0.4, "clean labels": 0.0}  # share of random labels, in the order of training
+
+IMAGES: dict[str, Any] = {
+    "dataset": "cifar100",
+    "classes": 20,
+    "validation": 0.2,
+    "train_limit": 5000,
+    "image_size": 16,
+}
+
+RESNET = Recipe(
+    **IMAGES,
+    model="resnet_small",
+    optimizer="sgdm",
+    schedule="cosine",
+    momentum=0.9,
+    weight_decay=5e-4,
+    batch_size=100,
+    epochs=30,
+)
+
+VIT = Recipe(
+    **IMAGES,
+    model="vit",
+    patch=4,
+    width=96,
+    depth=4,
+    heads=3,
+    optimizer="adamw",
+    schedule="cosine",
+    warmup_steps=100,
+    weight_decay=0.1,
+    decay_all=False,
+    clip_norm=1.0,
+    batch_size=100,
+    epochs=30,
+)
+TUNING_EPOCHS = 18
+
+# --- where each method's search starts ----------------------------------------------------------------------------
+
+RESNET_STARTS: Mapping[str, dict[str, float]] = {
+    "base": {"learning_rate": 0.1},
+    "sam": {"rho": 0.2},
+    "sam_5": {"rho": 0.4},
+    "look_sam_5": {"rho": 0.2, "alpha": 0.3},
+    "look_layer_sam": {"rho": 0.2, "alpha": 0.3},
+    "msam": {"rho": 1.0},
+    "sam@0.8": {"rho": 0.4},
+    "look_sam_5@0.8": {"rho": 0.4, "alpha": 0.3},
+    "asam": {"rho": 2.0},
+    "gsam": {"rho": 0.2, "alpha": 0.2},
+}
+VIT_STARTS: Mapping[str, dict[str, float]] = {
+    "base": {"learning_rate": 0.002},
+    "sam": {"rho": 0.4},
+    "sam_5": {"rho": 0.8},
+    "look_sam_5": {"rho": 0.4, "alpha": 0.4},
+    "look_layer_sam": {"rho": 0.4, "alpha": 0.4},
+    "msam": {"rho": 2.0},
+    "sam@0.8": {"rho": 0.8},
+    "look_sam_5@0.8": {"rho": 0.8, "alpha": 0.4},
+    "asam": {"rho": 4.0},
+    "gsam": {"rho": 0.4, "alpha": 0.2},
+}
+LONGER = (1.2, 2.0)  # times the epochs of the base: what LookSAM-5 and SAM cost
+SEEDS = 5
+
+
+class Place(NamedTuple):
+    """A model and a label-noise setting."""
+
+    model: str  # a name of MODELS below
+    labels: str
+
+
+class MediumModel(NamedTuple):
+    """A model of this scale: what people call it, its recipe, and where the searches start."""
+
+    label: str
+    recipe: Recipe
+    starts: Mapping[str, dict[str, float]]
+
+
+MODELS = {
+    "resnet": MediumModel("Small ResNet, SGD-M", RESNET, RESNET_STARTS),
+    "vit": MediumModel("Small ViT, AdamW", VIT, VIT_STARTS),
+}
+
+
+def studies() -> dict[Place, SearchStudy]:
+    """The studies in the order of training: what is expected to show most comes first."""
+    return {
+        Place(name, labels): SearchStudy(model.recipe.replace(label_noise=noise), model.starts, TUNING_EPOCHS)
+        for labels, noise in LABEL_NOISE.items()
+        for name, model in MODELS.items()
+    }
+
+
+# --- step times -----------------------------------------------------------------------------------------------------
+
+TIMINGS = {name: f"medium-{name}" for name in MODELS}
+
+
+def timed_recipes(timing: str) -> dict[str, Recipe]:
+    """The recipes of a timing, by row, at the settings where the searches start."""
+    model = next(MODELS[name] for name, known in TIMINGS.items() if known == timing)
+    shared = model.recipe.replace(mesh="data=1", **model.starts["base"])
+    return {row: shared.replace(**settings_of(row), **start) for row, start in model.starts.items()}
