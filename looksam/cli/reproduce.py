@@ -94,7 +94,7 @@ def _on_two_cores(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
 
     experiments = Reproduction(pathlib.Path(arguments.out), names, arguments.seeds or 5, arguments.scale)
     if arguments.dry_run:
-        print(experiments.missing())
+        print(experiments.outlook())
         return 0
     experiments.fill(arguments.workers, arguments.data_dir, arguments.download, report)
     for text in experiments.write():

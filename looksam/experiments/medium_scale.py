@@ -1,6 +1,6 @@
 """The medium scale: thousands of real images, two models that memorise them, and every method at its own best settings.
 
-The first 20 classes of CIFAR-100 at 16² pixels, without augmentation: 5,000 images to train on, 2,000 held out of the
+The first 20 classes of CIFAR-100 at 16² pixels, without augmentation: 5,120 images to train on, 2,000 held out of the
 rest of the training set, to tune on and to select epochs, and the 2,000 test images of these classes. Each model trains
 with clean labels and with 40 % of the training labels drawn at random. Flatness should count most in the latter: the
 base optimizer fits the random labels too, and pays for it on the test set.
@@ -19,7 +19,7 @@ IMAGES: dict[str, Any] = {
     "dataset": "cifar100",
     "classes": 20,
     "validation": 0.2,
-    "train_limit": 5000,
+    "train_limit": 5120,  # 256 per class
     "image_size": 16,
 }
 
@@ -30,7 +30,7 @@ RESNET = Recipe(
     schedule="cosine",
     momentum=0.9,
     weight_decay=5e-4,
-    batch_size=100,
+    batch_size=64,
     epochs=30,
 )
 
@@ -43,14 +43,18 @@ VIT = Recipe(
     heads=3,
     optimizer="adamw",
     schedule="cosine",
-    warmup_steps=100,
+    warmup_steps=160,
     weight_decay=0.1,
     decay_all=False,
     clip_norm=1.0,
-    batch_size=100,
+    batch_size=64,
     epochs=30,
 )
 TUNING_EPOCHS = 18
+REASONS = ()
+
+LAMB = VIT.replace(optimizer="lamb", schedule="linear")
+LAMB_BATCHES = (64, 1024)  # 80 and 5 steps per epoch
 
 # --- where each method's search starts ----------------------------------------------------------------------------
 
@@ -77,6 +81,12 @@ VIT_STARTS: Mapping[str, dict[str, float]] = {
     "look_sam_5@0.8": {"rho": 0.8, "alpha": 0.4},
     "asam": {"rho": 4.0},
     "gsam": {"rho": 0.4, "alpha": 0.2},
+}
+LAMB_STARTS: Mapping[str, dict[str, float]] = {
+    "base": {"learning_rate": 0.02},
+    "sam": {"rho": 0.4},
+    "look_sam_5": {"rho": 0.4, "alpha": 0.3},
+    "look_layer_sam": {"rho": 0.4, "alpha": 0.3},
 }
 LONGER = (1.2, 2.0)  # times the epochs of the base: what LookSAM-5 and SAM cost
 SEEDS = 5
@@ -110,6 +120,17 @@ def studies() -> dict[Place, SearchStudy]:
         for labels, noise in LABEL_NOISE.items()
         for name, model in MODELS.items()
     }
+
+
+def lamb_studies() -> dict[tuple[str, int], SearchStudy]:
+    """The small ViT with LAMB, by label-noise setting and batch: the same epochs and warm-up epochs at every batch."""
+    found = {}
+    for labels, noise in LABEL_NOISE.items():
+        for batch in LAMB_BATCHES:
+            warmup = LAMB.warmup_steps * LAMB.batch_size // batch
+            recipe = LAMB.replace(batch_size=batch, warmup_steps=warmup, label_noise=noise)
+            found[labels, batch] = SearchStudy(recipe, LAMB_STARTS, TUNING_EPOCHS)
+    return found
 
 
 # --- step times -----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from looksam.experiments import EXPERIMENTS, MEDIUM_EXPERIMENTS, medium_scale, small_scale
+from looksam.experiments import EXPERIMENTS, MEDIUM_EXPERIMENTS, medium_plan, medium_scale, small_scale
 from looksam.experiments.engine import timer
 from looksam.experiments.engine.pool import Stages, cost, missing, train_missing
 from looksam.experiments.engine.runs import Record, Store, changed_settings, provenance
@@ -41,6 +41,7 @@ class Scale(NamedTuple):
     intro: tuple[str, ...]
     timed_recipes: Callable[[str], dict[str, Recipe]]  # by row, of a timing's name
     in_order: bool = False  # whether runs are trained in the order in which the stages list them
+    plan: Callable[[], Section] | None = None
 
 
 SCALES = {
@@ -55,6 +56,7 @@ SCALES = {
             ("± is one standard error over seeds. What does not show, or is not significant, is said to be so.",),
             medium_scale.timed_recipes,
             in_order=True,
+            plan=medium_plan.section,
         ),
     )
 }
@@ -68,8 +70,14 @@ class Reproduction:
         self.out, self.names, self.seeds = out / self.scale.folder, names, seeds
         self.store = Store(self.out / "runs")
 
-    def missing(self) -> str:
-        """What remains to be done, in words."""
+    def outlook(self) -> str:
+        """What remains to be done, in words; at medium scale after the plan, and what the finished runs show."""
+        if self.scale.plan is None:
+            return self._missing()
+        so_far = [self.scale.experiments[name].section(self.store, self.seeds) for name in self.names]
+        return "\n\n".join([*map(section_text, [self.scale.plan(), *so_far]), self._missing()])
+
+    def _missing(self) -> str:
         runs = [run for part in missing(self.store, self._stages(), self.seeds) for run in part]
         minutes = sum(map(cost, runs)) / 1000 / 60
         timings = ", ".join(self._missing_timings()) or "none"
