@@ -33,6 +33,7 @@ _SMALL = {
 }
 _MEDIUM = {
     "rivals": ("table_rivals", "RIVALS"),
+    "large-batch": ("table_batch_growth", "BATCH_GROWTH"),
 }
 EXPERIMENT_NAMES = tuple(_SMALL)  # at small scale, and most of them at full scale
 MEDIUM_NAMES = tuple(_MEDIUM)

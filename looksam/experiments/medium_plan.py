@@ -1,6 +1,5 @@
 """The plan of the medium scale: images, epochs, runs and hours, written down before anything is trained."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from looksam.experiments import medium_scale
@@ -13,7 +12,6 @@ from looksam.trainer.recipe import Recipe
 from looksam.trainer.training import total_steps
 
 SETTINGS = BUDGET + 1  # that a method is expected to try; the outcome decides
-LAMB_SEEDS = 3
 HOURS = 3_600_000  # milliseconds in one
 
 
@@ -23,7 +21,6 @@ class Planned(NamedTuple):
     experiment: str
     name: str
     study: SearchStudy
-    longer: Sequence[float]  # times the epochs, for which the base is trained too
     seeds: int
 
     def recipes(self) -> list[Recipe]:
@@ -34,7 +31,7 @@ class Planned(NamedTuple):
         """Hours of one core, for tuning and for the reported runs."""
         epochs = self.study.recipe.epochs
         tuned = [recipe.replace(epochs=self.study.epochs) for recipe in self.recipes()]
-        longer = [self.study.recipe.replace(epochs=round(factor * epochs)) for factor in self.longer]
+        longer = [self.study.recipe.replace(epochs=round(factor * epochs)) for factor in self.study.longer]
         one = SETTINGS * sum(cost(Run("tune", recipe)) for recipe in tuned)
         two = self.seeds * sum(cost(Run("train", recipe)) for recipe in (*self.recipes(), *longer))
         return (one + two) / HOURS
@@ -43,18 +40,18 @@ class Planned(NamedTuple):
         """A row of the table."""
         recipe, methods = self.study.recipe, len(self.study.starts)
         numbers = (recipe.batch_size, recipe.epochs, total_steps(recipe))
-        runs = SETTINGS * methods, self.seeds * (methods + len(self.longer))
+        runs = SETTINGS * methods, self.seeds * (methods + len(self.study.longer))
         return self.experiment, self.name, *map(str, (*numbers, methods, *runs)), Value(self.hours(), digits=1)
 
 
 def planned() -> list[Planned]:
     """All that the scale has, in the order of training."""
     rivals = [
-        Planned("rivals", f"{medium_scale.MODELS[place.model].label}, {place.labels}", study, medium_scale.LONGER, 5)
+        Planned("rivals", f"{medium_scale.MODELS[place.model].label}, {place.labels}", study, medium_scale.SEEDS)
         for place, study in medium_scale.studies().items()
     ]
     lamb = [
-        Planned("large-batch", f"Small ViT, {label('base', 'lamb')}, {labels}", study, (), LAMB_SEEDS)
+        Planned("large-batch", f"Small ViT, {label('base', 'lamb')}, {labels}", study, medium_scale.LAMB_SEEDS)
         for (labels, _), study in medium_scale.lamb_studies().items()
     ]
     return rivals + lamb
@@ -76,8 +73,8 @@ def section() -> Section:
             f"Each method tries about {SETTINGS} settings, in runs of {medium_scale.TUNING_EPOCHS} epochs on one seed, "
             "scored on the held-out images at their end. The search starts at values that single runs suggest, by "
             "factors of 2 and then of √2, and a line of values is extended until the best is inside it.",
-            "Reported runs have other seeds than tuning. Both the last epoch and that with the best accuracy on held-out "
-            "images are reported; the test set selects nothing.",
+            "Reported runs have other seeds than tuning. Both the last epoch and the one with the best accuracy on "
+            "held-out images are reported; the test set selects nothing.",
         ],
         [Table("Runs and hours of one core", header, [study.line() for study in studies])],
         (),

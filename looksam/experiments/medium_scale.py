@@ -90,6 +90,7 @@ LAMB_STARTS: Mapping[str, dict[str, float]] = {
 }
 LONGER = (1.2, 2.0)  # times the epochs of the base: what LookSAM-5 and SAM cost
 SEEDS = 5
+LAMB_SEEDS = 3
 
 
 class Place(NamedTuple):
@@ -116,7 +117,7 @@ MODELS = {
 def studies() -> dict[Place, SearchStudy]:
     """The studies in the order of training: what is expected to show most comes first."""
     return {
-        Place(name, labels): SearchStudy(model.recipe.replace(label_noise=noise), model.starts, TUNING_EPOCHS)
+        Place(name, labels): SearchStudy(model.recipe.replace(label_noise=noise), model.starts, TUNING_EPOCHS, LONGER)
         for labels, noise in LABEL_NOISE.items()
         for name, model in MODELS.items()
     }

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from looksam.experiments import medium_scale
 from looksam.experiments.engine.runs import Record, Run, Store
-from looksam.experiments.engine.search import BUDGET, SearchStudy
+from looksam.experiments.engine.search import BUDGET, SearchStudy, finished_records, search_stages
 from looksam.experiments.engine.statistics import (
     RULE,
     Difference,
@@ -15,7 +15,7 @@ from looksam.experiments.engine.statistics import (
 )
 from looksam.experiments.engine.timer import stored_ratios
 from looksam.experiments.experiment import Experiment, Findings, mean_entry, setting_entry, times_entry
-from looksam.experiments.medium_scale import LONGER, MODELS, TIMINGS, Place
+from looksam.experiments.medium_scale import MODELS, TIMINGS, Place
 from looksam.experiments.report.document import Entry, Figure, Series, Table, Value
 from looksam.experiments.sam_comparison import KEPT, numbers
 from looksam.methods import label, parse_row
@@ -23,7 +23,7 @@ from looksam.trainer.recipe import Recipe
 from looksam.trainer.rule_settings import gradients_per_step
 from looksam.trainer.training import total_steps
 
-LONGER_ROWS = {f"base ×{factor:g}": factor for factor in LONGER}
+LONGER_ROWS = next(iter(medium_scale.studies().values())).longer_rows()
 # Beyond the base, against which every row is compared: LookSAM against what it should match or beat, and what costs
 # the same as LookSAM or SAM against it.
 PAIRS = (
@@ -35,46 +35,22 @@ Recipes = Mapping[str, Recipe]  # by row
 Scores = Mapping[str, Sequence[float]]  # by row: the accuracy of each seed
 
 
-def reported(study: SearchStudy, store: Store) -> dict[str, Recipe]:
-    """The recipe of each row at its selected settings, or at the best so far; the base trained longer comes second."""
-    epochs = {row: round(factor * study.recipe.epochs) for row, factor in LONGER_ROWS.items()}
-    longer = {row: study.tuned(store, "base", epochs=count) for row, count in epochs.items()}
-    return {"base": study.tuned(store, "base")} | longer | {row: study.tuned(store, row) for row in study.starts}
-
-
 def stages(store: Store, seeds: int) -> Iterator[list[Run]]:
-    """What can be trained by now, then the rest. In each study tuning comes first, then all rows seed by seed."""
-    ready: list[Run] = []
-    later: list[Run] = []
-    for study in medium_scale.studies().values():
-        ready += [run for row in study.starts for run in study.tuning(store, row)]
-        recipes = reported(study, store)
-        tuned = {row: study.is_tuned(store, "base" if row in LONGER_ROWS else row) for row in recipes}
-        for seed in range(seeds):
-            for row, recipe in recipes.items():
-                (ready if tuned[row] else later).append(Run("train", recipe.replace(seed=seed)))
-    yield ready
-    yield later
+    return search_stages(medium_scale.studies().values(), store, seeds)
 
 
 def findings(store: Store, seeds: int) -> Findings:
     """The report; of runs that are not finished yet, it leaves out what depends on them."""
     sentences, tables, figures = [], [], []
     for place, study in medium_scale.studies().items():
-        recipes = reported(study, store)
-        records = {row: _finished(store, recipe, seeds) for row, recipe in recipes.items()}
+        recipes = study.reported(store)
+        records = {row: finished_records(store, recipe, seeds) for row, recipe in recipes.items()}
         title = f"{MODELS[place.model].label}, {place.labels}"
         sentences += answers(title, place, records, store, seeds)
         tables.append(_accuracy_table(title, place, recipes, records, store))
         tables.append(_selected_table(f"{title}: selected hyper-parameters", study, store))
         figures += _figure(title, place, recipes, records, store)
     return Findings(sentences, tables, figures, notes(seeds))
-
-
-def _finished(store: Store, recipe: Recipe, seeds: int) -> list[Record]:
-    """The records of a recipe's reported runs that are finished."""
-    records = [store.get(Run("train", recipe.replace(seed=seed))) for seed in range(seeds)]
-    return [record for record in records if record is not None]
 
 
 def _name(row: str, recipe: Recipe) -> str:
@@ -194,19 +170,26 @@ def _cheapest(title: str, scores: Scores, place: Place, store: Store) -> str:
 
 def notes(seeds: int) -> list[str]:
     """How the methods were tuned and compared."""
-    images, recipe = medium_scale.IMAGES, medium_scale.RESNET
     return [
         RULE,
-        f"{images['train_limit']:,} training images of {images['classes']} classes of CIFAR-100 at "
-        f"{images['image_size']}² pixels, no augmentation, {recipe.epochs} epochs, {seeds} seeds. ± is one standard "
-        "error. The best epoch is that of ten with the highest accuracy on held-out images; the test set selects "
-        "nothing. Labels fitted are the training labels as given, random ones included.",
-        f"Each method is tuned on held-out images in runs of {medium_scale.TUNING_EPOCHS} epochs: one setting after "
-        "another by factors of 2, each until its best value is inside what was tried, then by factors of √2 until "
-        f"about {BUDGET} settings have been tried. The base tunes its learning rate; the others tune ρ, α where they "
-        "have one, and the learning rate.",
+        how_tuned(seeds),
+        "The best epoch is that of ten with the highest accuracy on held-out images; the test set selects nothing. "
+        "Labels fitted are the training labels as given, random ones included.",
         "Gradients and time are of a whole run, relative to the base; time is measured in interleaved steps.",
     ]
+
+
+def how_tuned(seeds: int) -> str:
+    """The images of this scale, and the search in words."""
+    images = medium_scale.IMAGES
+    return (
+        f"{images['train_limit']:,} training images of {images['classes']} classes of CIFAR-100 at "
+        f"{images['image_size']}² pixels, no augmentation, {medium_scale.RESNET.epochs} epochs, {seeds} seeds; ± is "
+        f"one standard error. Each method is tuned on held-out images in runs of {medium_scale.TUNING_EPOCHS} epochs: "
+        "one setting after another by factors of 2, each until its best value is inside what was tried, then by "
+        f"factors of √2 until about {BUDGET} settings have been tried. The base tunes its learning rate; the others "
+        "tune ρ, α where they have one, and the learning rate."
+    )
 
 
 RIVALS = Experiment(

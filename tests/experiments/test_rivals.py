@@ -11,9 +11,9 @@ from looksam.experiments.engine.runs import Store
 from looksam.experiments.report.text import section_markdown
 from looksam.experiments.reproduction import SCALES, sourced_section, summary
 
-RIVALS = MEDIUM_EXPERIMENTS["rivals"]
+RIVALS, LARGE_BATCH = MEDIUM_EXPERIMENTS["rivals"], MEDIUM_EXPERIMENTS["large-batch"]
 GAINS = {"sam": 8.0, "sam_k": 2.0, "look_sam": 7.0, "look_layer_sam": 6.0, "msam": 1.0, "asam": 8.5, "gsam": 8.0}
-RATES = {"sgdm": 0.4, "adamw": 0.001}
+RATES = {"sgdm": 0.4, "adamw": 0.001, "lamb": 0.03}
 JITTER = {0: -0.2, 1: 0.1, 2: 0.1}
 
 
@@ -41,7 +41,7 @@ class RivalWorld:
 def stored(tmp_path_factory):
     store = Store(tmp_path_factory.mktemp("runs"))
     with pytest.MonkeyPatch.context() as monkeypatch:
-        rounds = filled(store, [RIVALS], RivalWorld(), monkeypatch)
+        rounds = filled(store, [RIVALS, LARGE_BATCH], RivalWorld(), monkeypatch)
     for timing in medium_scale.TIMINGS.values():
         rows = medium_scale.timed_recipes(timing)
         store.write(f"timing-{timing}", {"ratios": {row: [1.0, 1.0 + 0.1 * i, 2.0] for i, row in enumerate(rows)}})
@@ -97,6 +97,23 @@ def test_the_answers_say_what_is_kept_and_what_is_cheapest(stored):
         "ASAM has the highest mean" in text and "times the training time of the base" in text for text in answers
     )
     assert any("against the base trained 1.2 times as long, LookSAM-5 +7" in text for text in answers)
+
+
+def test_large_batches(stored):
+    section = LARGE_BATCH.section(stored[0], SEEDS)
+    lines = lines_of(section.tables[0])
+    assert list(lines) == ["LAMB", "LAMB + SAM", "LAMB + LookSAM-5", "LAMB + Look-LayerSAM-5"]
+    assert lines["LAMB + Look-LayerSAM-5"]["paper: 32,768"].value == 77.1
+    assert lines["LAMB"]["paper: 4,096"].value == 74.6
+    assert lines["LAMB + SAM"]["batch 1,024"].value == pytest.approx(48.0, abs=0.5)
+    assert all("against LAMB alone, LAMB + SAM +" in text for text in section.answers)
+
+
+def test_batches_differ_in_steps_alone():
+    one, other = (s.recipe for s in medium_scale.lamb_studies().values() if not s.recipe.label_noise)
+    assert other.replace(batch_size=one.batch_size, warmup_steps=one.warmup_steps) == one
+    assert other.batch_size == 16 * one.batch_size and other.train_limit % other.batch_size == 0
+    assert other.warmup_steps * other.batch_size == one.warmup_steps * one.batch_size
 
 
 def test_a_report_of_what_is_finished_so_far(stored, tmp_path):

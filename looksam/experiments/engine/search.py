@@ -7,11 +7,11 @@ settings of a method take turns: ρ, then α, then the learning rate, each until
 method gets about the same number. Tuning runs are shorter than the reported ones and have a seed of their own.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from looksam.experiments.engine.runs import Run, Store
+from looksam.experiments.engine.runs import Record, Run, Store
 from looksam.experiments.engine.tuner import Settings, mean_scores
 from looksam.methods import settings_of
 from looksam.trainer.recipe import Recipe
@@ -72,6 +72,7 @@ class SearchStudy:
     recipe: Recipe  # of the reported runs: what all methods share
     starts: Mapping[str, Settings]  # by row, "base" first: where each search starts
     epochs: int  # of tuning runs
+    longer: tuple[float, ...] = ()  # times the epochs, for which the base is trained too
 
     def tuning(self, store: Store, row: str) -> list[Run]:
         """The tuning runs of a row that are known to be needed so far; none before the base is tuned."""
@@ -101,6 +102,16 @@ class SearchStudy:
         start = self._start(store, row)
         settings = self.starts[row] if start is None else _settings_at(start, self._trace(store, row, start).best)
         return self.recipe.replace(**settings_of(row), **settings).replace(**changes)
+
+    def reported(self, store: Store) -> dict[str, Recipe]:
+        """The recipe of every row that is reported, at its selected settings or the best ones so far."""
+        epochs = {row: round(factor * self.recipe.epochs) for row, factor in self.longer_rows().items()}
+        longer = {row: self.tuned(store, "base", epochs=count) for row, count in epochs.items()}
+        return {"base": self.tuned(store, "base")} | longer | {row: self.tuned(store, row) for row in self.starts}
+
+    def longer_rows(self) -> dict[str, float]:
+        """The rows of the base trained longer, with how many times the epochs they have."""
+        return {f"base ×{factor:g}": factor for factor in self.longer}
 
     def _start(self, store: Store, row: str) -> Settings | None:
         """Where the search of a row starts; None before the base is tuned, whose learning rate the others need."""
@@ -136,3 +147,24 @@ def _settings_at(start: Settings, point: Point) -> Settings:
         name: float(f"{value * 2 ** (power / 2):.4g}")
         for (name, value), power in zip(start.items(), point, strict=True)
     }
+
+
+def search_stages(studies: Iterable[SearchStudy], store: Store, seeds: int) -> Iterator[list[Run]]:
+    """What can be trained by now, then the rest. In each study tuning comes first, then all rows seed by seed."""
+    ready: list[Run] = []
+    later: list[Run] = []
+    for study in studies:
+        ready += [run for row in study.starts for run in study.tuning(store, row)]
+        recipes, longer = study.reported(store), study.longer_rows()
+        tuned = {row: study.is_tuned(store, "base" if row in longer else row) for row in recipes}
+        for seed in range(seeds):
+            for row, recipe in recipes.items():
+                (ready if tuned[row] else later).append(Run("train", recipe.replace(seed=seed)))
+    yield ready
+    yield later
+
+
+def finished_records(store: Store, recipe: Recipe, seeds: int) -> list[Record]:
+    """The records of a recipe's reported runs that are finished."""
+    records = [store.get(Run("train", recipe.replace(seed=seed))) for seed in range(seeds)]
+    return [record for record in records if record is not None]
