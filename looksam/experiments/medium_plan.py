@@ -11,7 +11,7 @@ from looksam.methods import label, settings_of
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.training import total_steps
 
-SETTINGS = BUDGET + 1  # that a method is expected to try; the outcome decides
+SETTINGS = BUDGET + 2  # that a method is expected to try; the outcome decides
 HOURS = 3_600_000  # milliseconds in one
 
 

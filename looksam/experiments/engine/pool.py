@@ -30,8 +30,9 @@ Done = Callable[[Run, Record], None]
 Ready = Callable[[], Iterable[Run]]
 Stages = Callable[[Store, int], Iterable[list[Run]]]  # of one experiment: each list may depend on those before it
 
-# Milliseconds of a gradient on one image, roughly; other models count as resnet. The medium scale's own are measured.
-MILLISECONDS = {"mlp": 0.01, "vit": 0.08, "resnet": 0.16}
+# Milliseconds of a gradient on one image, roughly, with evaluations; other models count as resnet. The small scale's,
+# then the medium scale's, whose ViT has smaller patches.
+MILLISECONDS = {"mlp": 0.01, "vit": 0.08, "resnet": 0.16, "vit, patch 4": 0.5, "resnet_small": 0.87}
 
 
 def train_missing(
@@ -85,7 +86,8 @@ def cost(run: Run) -> float:
     gradients = 4.0 if run.kind == "drift" else gradients_per_step(recipe, total_steps(recipe))
     images = (recipe.train_limit or 600) * recipe.epochs
     augmented = 2.0 if recipe.randaugment else 1.0
-    return images * gradients * augmented * MILLISECONDS.get(recipe.model, MILLISECONDS["resnet"])
+    names = (f"{recipe.model}, patch {recipe.patch}", recipe.model, "resnet")
+    return images * gradients * augmented * next(MILLISECONDS[name] for name in names if name in MILLISECONDS)
 
 
 class _Progress:

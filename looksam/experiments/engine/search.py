@@ -16,7 +16,7 @@ from looksam.experiments.engine.tuner import Settings, mean_scores
 from looksam.methods import settings_of
 from looksam.trainer.recipe import Recipe
 
-BUDGET = 8  # settings, after which no line by factors of √2 begins
+BUDGET = 6  # settings, after which no line by factors of √2 begins
 COARSE, FINE = 2, 1  # in powers of √2: first factors of 2, then of √2
 SEEDS = (100,)  # of tuning runs
 
