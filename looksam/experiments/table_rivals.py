@@ -138,7 +138,9 @@ def answers(title: str, place: Place, records: Mapping[str, Sequence[Record]], s
     sentences = [f"{title}: against the base, {against.pop('base')}."]
     sentences += [f"{title}: against {_words(other)}, {text}." for other, text in against.items()]
     sentences.append(_kept(title, scores, differences["sam", "base"], clear["sam", "base"]))
-    return [*sentences, _cheapest(title, scores, place, store)]
+    times = {row: _time(row, place, store) for row in scores}
+    known = {row: time for row, time in times.items() if time is not None}
+    return [*sentences, _cheapest(title, scores, known)] if len(known) == len(times) else sentences
 
 
 def _words(row: str) -> str:
@@ -154,12 +156,11 @@ def _kept(title: str, scores: Scores, gain: Difference, clear: bool) -> str:
     return f"{title}: {' and '.join(parts)}; LookSAM-5 {verdict} our threshold of {KEPT} %."
 
 
-def _cheapest(title: str, scores: Scores, place: Place, store: Store) -> str:
+def _cheapest(title: str, scores: Scores, times: Mapping[str, float]) -> str:
     """The cheapest method whose mean is within one standard error of the best."""
     means = {row: float(mean_and_standard_error(values)[0]) for row, values in scores.items()}
     best = max(means, key=lambda row: means[row])
     error = float(mean_and_standard_error(scores[best])[1])
-    times = {row: _time(row, place, store) or 1.0 for row in scores}
     good = [row for row in scores if means[row] >= means[best] - error]
     cheapest = min(good, key=lambda row: times[row])
     return (
