@@ -229,7 +229,7 @@ def test_help(cli):
         ("--rho much", "argument --rho: invalid float value: 'much'"),
         ("--images 0", "--images 0 is out of range; pass --images >= 1"),
         ("--images some", "'some' is not a number of images; pass a number or all"),
-        ("--images 601", "images=601 is more than the 600 training images; pass at most 600"),
+        ("--images 601", "--images 601 is more than the 600 training images; pass at most 600"),
         ("--eigenvalues 0", "--eigenvalues 0 is out of range"),
         ("--imags 5", "no flag --imags; did you mean --images?"),
     ],

@@ -132,7 +132,7 @@ def test_a_row_that_never_acts_is_refused_before_anything_trains(tmp_path, capsy
     arguments = ["--methods", "sam", "look_sam@0.99", "--epochs", "1", "--seeds", "1", "--out", str(tmp_path)]
     assert main(["compare", "digits", *arguments]) == 1
     error = capsys.readouterr().err
-    assert "start=0.99 is step 12 of a run of 12 steps" in error and "base:" not in error
+    assert "--start 0.99 is step 12 of a run of 12 steps" in error and "base:" not in error
 
 
 @pytest.mark.parametrize("row", ["sam@0.5", "gsam", "msam"])

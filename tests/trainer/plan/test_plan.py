@@ -477,10 +477,10 @@ def test_a_plan_of_the_real_programs_has_the_flops_and_reductions_of_its_formula
     ("arguments", "code", "message"),
     [
         (["digits", "--chip", "tpu"], 2, "chip 'tpu' is unknown"),
-        (["digits", "--utilisation", "0"], 2, "utilisation=0.0 is out of range; pass 0 < utilisation <= 1"),
-        (["digits", "--mesh", "data=3", "--batch-size", "50"], 1, "batch_size=50 is not a multiple of the 3 devices"),
+        (["digits", "--utilisation", "0"], 2, "--utilisation 0.0 is out of range; pass 0 < --utilisation <= 1"),
+        (["digits", "--mesh", "data=3", "--batch-size", "50"], 1, "--batch-size 50 is not a multiple of the 3 devices"),
         (["digits", "--mesh", "data=16"], 1, "the mesh has 16 devices, and JAX has started with 8"),
-        (["imagenette-vit-s32", "--mesh", "data=1"], 1, "the size of dataset 'parquet' is not known"),
+        (["imagenette-vit-s32", "--mesh", "data=1"], 1, "the size of this dataset is read from its files"),
     ],
 )
 def test_what_cannot_be_planned_raises_before_time_is_spent(arguments, code, message, capsys):
