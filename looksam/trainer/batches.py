@@ -9,6 +9,7 @@ the data.
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -98,7 +99,8 @@ def prepared(recipe: Recipe, dataset: Dataset) -> Dataset:
             f"batch_size={recipe.batch_size} is larger than the {len(train)} training images; pass at most that, "
             "or --across-epochs to let batches continue over the end of an epoch."
         )
-    return _resized(dataclasses.replace(dataset, train=train), recipe.image_size)
+    side = recipe.image_size
+    return resized(dataclasses.replace(dataset, train=train), (side, side) if side else dataset.image_shape[:2])
 
 
 def _first_classes(dataset: Dataset, count: int) -> Dataset:
@@ -110,25 +112,27 @@ def _first_classes(dataset: Dataset, count: int) -> Dataset:
     return dataclasses.replace(dataset, num_classes=count, class_names=dataset.class_names[:count], **splits)
 
 
-def _resized(dataset: Dataset, side: int | None) -> Dataset:
-    height, width, channels = dataset.image_shape
-    if side is None or (height, width) == (side, side):
+def resized(dataset: Dataset, size: tuple[int, int]) -> Dataset:
+    """The dataset with images of this height and width; those that are streamed will be cropped to it."""
+    if dataset.image_shape[:2] == size:
         return dataset
     splits: dict[str, Any] = {
-        name: _resize(split, side) if isinstance(split, Images) else split for name, split in dataset.splits().items()
+        name: Images(resize(split.images, size), split.labels) if isinstance(split, Images) else split
+        for name, split in dataset.splits().items()
     }
-    return dataclasses.replace(dataset, image_shape=(side, side, channels), **splits)
+    return dataclasses.replace(dataset, image_shape=(*size, dataset.image_shape[2]), **splits)
 
 
-def _resize(images: Images, side: int) -> Images:
-    @jax.jit
-    def resize(batch: jax.Array) -> jax.Array:
-        shape = (batch.shape[0], side, side, batch.shape[3])
-        smooth = jax.image.resize(batch.astype(jnp.float32), shape, "bilinear", antialias=True)
-        return jnp.clip(jnp.round(smooth), 0, 255).astype(jnp.uint8)
+def resize(images: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """uint8 images (n, h, w, c) with this height and width."""
+    return np.concatenate([np.asarray(_resize(images[i : i + 1000], size)) for i in range(0, len(images), 1000)])
 
-    parts = [np.asarray(resize(images.images[i : i + 1000])) for i in range(0, len(images), 1000)]
-    return Images(np.concatenate(parts), images.labels)
+
+@functools.partial(jax.jit, static_argnums=1)
+def _resize(images: jax.Array, size: tuple[int, int]) -> jax.Array:
+    shape = (images.shape[0], *size, images.shape[3])
+    smooth = jax.image.resize(images.astype(jnp.float32), shape, "bilinear", antialias=True)
+    return jnp.clip(jnp.round(smooth), 0, 255).astype(jnp.uint8)
 
 
 # --- training batches ---------------------------------------------------------------------------------------------

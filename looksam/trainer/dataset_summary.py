@@ -43,14 +43,15 @@ class SplitSummary:
 class DatasetSummary:
     """What a run needs to know of its data without reading it.
 
-    To predict, resize images to ``image_shape``, scale pixels to [0, 1] and normalise them with ``mean`` and ``std``;
-    logit i is that of ``class_names[i]``.
+    A prediction resizes or crops an image to ``image_shape``, scales pixels to [0, 1], and normalises them with
+    ``mean`` and ``std``; logit i is that of ``class_names[i]``.
     """
 
     class_names: tuple[str, ...]
     image_shape: tuple[int, int, int]  # (h, w, c)
     mean: tuple[float, ...]  # per channel, pixels scaled to [0, 1]
     std: tuple[float, ...]
+    crops: bool  # whether images are streamed, and so scaled and cropped at their centre, or resized as a whole
     splits: dict[str, SplitSummary]  # "train", "test", and "validation" where the dataset has one
 
     @classmethod
@@ -60,7 +61,8 @@ class DatasetSummary:
             name: SplitSummary.of(split, dataset.num_classes, dataset.fingerprints.get(name, ""))
             for name, split in dataset.splits().items()
         }
-        return cls(dataset.class_names, dataset.image_shape, dataset.mean, dataset.std, splits)
+        crops = isinstance(dataset.train, Encoded)
+        return cls(dataset.class_names, dataset.image_shape, dataset.mean, dataset.std, crops, splits)
 
     def write(self, run_dir: str | pathlib.Path) -> None:
         """Writes ``data.json`` into a run's folder, atomically."""
@@ -96,7 +98,7 @@ class DatasetSummary:
             name: SplitSummary(**(split | {"images_per_class": tuple(split["images_per_class"])}))
             for name, split in stored["splits"].items()
         }
-        return cls(splits=splits, **lists)
+        return cls(splits=splits, crops=stored["crops"], **lists)
 
     def check_same(self, other: "DatasetSummary", run_dir: str | pathlib.Path) -> None:
         """Raises RunError, naming the first difference, unless this data is the data of a run.

@@ -1,7 +1,6 @@
 """The training loop: steps, evaluation, metrics and checkpoints, until the run is finished or asked to stop.
 
-``run`` trains a recipe in a folder, resuming from the latest valid checkpoint there. ``restored`` and
-``evaluate_run`` read a run back.
+``run`` trains a recipe in a folder, resuming from the latest valid checkpoint there, and ``restored`` reads a run back.
 """
 
 import contextlib
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from looksam.trainer import dataset_summary, distributed
+from looksam.trainer import dataset_summary, distributed, fine_tune
 from looksam.trainer.batches import Split, UnreadableError
 from looksam.trainer.checkpoints import CheckpointChoice, Checkpoints
 from looksam.trainer.dataset_summary import DatasetSummary
@@ -22,7 +21,7 @@ from looksam.trainer.progress import Progress
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.run_directory import RunError, check_recipe, claim, holds_run, read_recipe, writing_to
 from looksam.trainer.run_lock import working_in
-from looksam.trainer.scoreboard import Scoreboard, best_metric, selection_split
+from looksam.trainer.scoreboard import Scoreboard, best_metric
 from looksam.trainer.step import TrainState
 from looksam.trainer.stopping import TIME_IS_UP, Fallbacks, Interrupts, divergence, stop_request
 from looksam.trainer.trackers import check_installed, open_trackers
@@ -82,6 +81,8 @@ def run(
             check_recipe(directory, recipe)
         distributed.check_shared(directory)
         progress = stack.enter_context(contextlib.closing(Progress(images_per_step=recipe.batch_size, quiet=quiet)))
+        if not (directory / "checkpoints").is_dir():  # a run that resumes has its weights
+            fine_tune.check_source(recipe)
         progress.stage(f"loading {recipe.dataset}")
         training = Training(recipe)
         stack.callback(training.batches.close)
@@ -156,7 +157,8 @@ class _Loop:
         if restored is None:
             self.log.cut_back(0)
             self.progress.stage("initialising the model")
-            return 0, self._compiled(self.training.init)
+            state = self._compiled(self.training.init)
+            return 0, fine_tune.with_initial_weights(self.training, state, self.report)
         step, state, meta = restored
         self.log.cut_back(step)
         self.scores.restore(meta)
@@ -353,18 +355,3 @@ def restored(
     finally:
         training.batches.close()
         checkpoints.close()
-
-
-def evaluate_run(run_dir: str | pathlib.Path, checkpoint: CheckpointChoice = "last") -> dict[str, Any]:
-    """Returns accuracy and loss of a run's checkpoint on the test set, and on the validation split where it has one.
-
-    Args:
-        run_dir: the run's folder.
-        checkpoint: "last" for the latest valid one, "best" for the one with the highest best metric, or a step.
-    """
-    directory, results = pathlib.Path(run_dir), dict[str, Any]()
-    with restored(directory, checkpoint=checkpoint) as (training, step, state):
-        for split in dict.fromkeys((selection_split(training.dataset), "test")):
-            scores = training.evaluate(state, split)
-            results |= {f"{split}_{name}": scores[name] for name in ("accuracy", "loss")}
-    return {"step": step, "split": selection_split(training.dataset), **results, "run_dir": str(directory)}

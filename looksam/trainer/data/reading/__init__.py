@@ -1,6 +1,7 @@
 """Reading images on the host, with NumPy and without JAX, in the order in which data moves.
 
 ``load``: a dataset by name, from ``cifar_archive``, ``parquet`` or ``image_folder``; a new format starts here.
+``own_dataset``: a dataset that a function of the user's own returns, checked.
 ``dataset``: what loading returns, a small set decoded in memory or a large one encoded on disk.
 ``labels``: labels are checked, replaced by noise, and used for stratified splits.
 ``image_sizes``: the sizes of images decide how they are read.

@@ -161,6 +161,8 @@ class Dataset:
     @classmethod
     def from_images(cls, name: str, train: Images, test: Images, num_classes: int, **more: Any) -> "Dataset":
         """Returns a decoded dataset, with the moments of its training images."""
+        check_pixels("train", train)
+        check_pixels("test", test)
         height, width, channels = train.images.shape[1:]
         return cls(name, train, test, num_classes, (height, width, channels), *channel_moments(train.images), **more)
 
@@ -181,6 +183,19 @@ def present(**splits: T | None) -> dict[str, T]:
 def numbered(count: int) -> tuple[str, ...]:
     """Returns the names of classes that have none: "0", "1", ..."""
     return tuple(map(str, range(count)))
+
+
+def check_pixels(split: str, part: Images) -> None:
+    """Raises unless a set is uint8 pixels (n, h, w, c) with one label each."""
+    images, labels = part.images, part.labels
+    if not isinstance(images, np.ndarray) or not isinstance(labels, np.ndarray):
+        kinds = f"{type(images).__name__} and {type(labels).__name__}"
+        raise TypeError(f"{split}: images and labels are {kinds}; convert both with np.asarray.")
+    if images.dtype != np.uint8:
+        raise TypeError(f"{split}: images are {images.dtype}; pass uint8 pixels, 0 to 255, which are normalised later.")
+    if images.ndim != 4 or not images.size:
+        raise ValueError(f"{split}: images have shape {images.shape}; pass (images, height, width, channels).")
+    _one_per_image(labels, len(images))
 
 
 def channel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:

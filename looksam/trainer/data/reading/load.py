@@ -1,7 +1,8 @@
 """Loads a dataset by name: ``load_dataset(name)`` looks the name up in ``reading.DATASETS``.
 
 To add a dataset in a known format, write a loader here and enter it in ``DATASETS``. To add a format, first write a
-module next to ``parquet`` and ``image_folder`` that returns ``Encoded`` sets, or ``Images`` if it is always small.
+module next to ``parquet`` and ``image_folder`` that returns ``Encoded`` sets, or ``Images`` if it is always small. A
+dataset of your own needs no change here: ``own_dataset`` calls what ``file.py:function`` or an entry point names.
 """
 
 import importlib.util
@@ -12,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from looksam.arguments import did_you_mean
+from looksam.trainer import own_code
 from looksam.trainer.data.reading import DATASETS, cifar_archive, data_folder
 from looksam.trainer.data.reading.dataset import ON_BAD_IMAGE, Dataset, Images, OnBadImage, Splits, require
 from looksam.trainer.data.reading.decode import MAX_DECODED_BYTES
 from looksam.trainer.data.reading.image_folder import has_class_folders, read_class_folders
 from looksam.trainer.data.reading.image_sizes import Streamed, decoded_or_streamed
 from looksam.trainer.data.reading.labels import hold_out
+from looksam.trainer.data.reading.own_dataset import own_dataset
 from looksam.trainer.data.reading.parquet import has_parquet, read_parquet
 
 TEST_SPLITS = ("test", "validation", "val")  # the first that exists is the test set
@@ -50,7 +52,8 @@ def load_dataset(
 
     Args:
       name: ``digits`` (built in), ``cifar100`` (the binary archive or Parquet files), ``imagenet`` (Parquet files or
-        class folders), or any other dataset as ``parquet`` or ``folder``.
+        class folders), any other dataset as ``parquet`` or ``folder``, an entry point of ``looksam.datasets``,
+        ``file.py:function`` or ``package.module:function``.
       data_dir: the folder with the files, or its parent if the folder is named after the dataset. By default the
         environment variable LOOKSAM_DATA.
       download: fetch CIFAR-100 if it is missing. Nothing is ever downloaded otherwise.
@@ -63,8 +66,7 @@ def load_dataset(
         ``image_sizes``. Sets of one size that fit in memory keep theirs.
       max_decoded_bytes: sets of one image size up to this are decoded into memory; 0 streams every set.
     """
-    if name not in DATASETS:
-        raise ValueError(f"dataset {name!r} is unknown{did_you_mean(str(name), DATASETS)}")
+    name = own_code.as_name("dataset", name, DATASETS)
     if on_bad_image not in ON_BAD_IMAGE:
         raise ValueError(f"on_bad_image={on_bad_image!r} is unknown; pass 'fail' or 'skip'.")
     if download and name != "cifar100":
@@ -81,6 +83,8 @@ def load_dataset(
         image_size=image_size,
         max_decoded_bytes=max_decoded_bytes,
     )
+    if name not in DATASETS:
+        return own_dataset(name, request)
     loader: Callable[[Request], Dataset] = globals()[DATASETS[name]]
     return loader(request)
 
