@@ -365,12 +365,19 @@ def _orbax_silent() -> Iterator[None]:
         files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
         return not any("orbax" in file for file in (record.pathname, *files))
 
-    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":  # TensorStore's tasks, after the first that failed
+            before(unraisable)
+
+    loggers, before = [logging.getLogger(name) for name in ("absl", "asyncio")], sys.unraisablehook
     for logger in loggers:
         logger.addFilter(not_from_orbax)
+    sys.unraisablehook = hook
     try:
         yield
     finally:
+        if sys.unraisablehook is hook:
+            sys.unraisablehook = before
         for logger in loggers:
             logger.removeFilter(not_from_orbax)
 
