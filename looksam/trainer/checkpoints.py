@@ -67,6 +67,9 @@ class Checkpoints:
         self._folder = Folder(pathlib.Path(directory))
         self._keep, self._best_metric, self._read_only, self._report = keep, best_metric, read_only, report
         self._damaged: set[int] = set()
+        self._failed, self._silence = False, contextlib.ExitStack()
+        if not read_only:
+            self._silence.enter_context(_orbax_silent())
         self._pending: tuple[int, Future[None]] | None = None
         self._exchange = distributed.Exchange()
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -187,6 +190,9 @@ class Checkpoints:
             self._writer.shutdown()
             if "_handler" in vars(self):
                 self._handler.close()
+            if self._failed:
+                gc.collect()  # each task that failed logs a traceback when it is deleted: now, while that is dropped
+            self._silence.close()
 
     @functools.cached_property
     def _handler(self) -> Any:
@@ -231,20 +237,18 @@ class Checkpoints:
     def _write(self, step: int, copies: dict[str, Any], content: dict[str, Any], copied: threading.Event) -> None:
         """Writes a checkpoint, in the writing thread of each process."""
         agree, failure = self._writer_exchange, None
-        with _orbax_silent():
-            try:
-                _agreed(agree, lambda: self._make_room(step))
-                self._damaged.clear()
-                _agreed(agree, lambda: self._write_arrays(step, copies, copied))
-                _agreed(agree, lambda: self._finish(step, content))
-            except Exception as error:
-                failure = OSError(_short(error))  # without the frames, which keep the tasks of Orbax alive
-                if distributed.is_primary():
-                    self._folder.clean_up()  # room on a full disk
-            finally:
-                copied.set()
-            if failure is not None:
-                gc.collect()  # each task that failed logs a traceback when it is deleted: here, where that is dropped
+        try:
+            _agreed(agree, lambda: self._make_room(step))
+            self._damaged.clear()
+            _agreed(agree, lambda: self._write_arrays(step, copies, copied))
+            _agreed(agree, lambda: self._finish(step, content))
+        except Exception as error:
+            failure = OSError(_short(error))  # without the frames, which keep the tasks of Orbax alive
+            self._failed = True
+            if distributed.is_primary():
+                self._folder.clean_up()  # room on a full disk
+        finally:
+            copied.set()
         if failure is not None:
             raise failure
 
@@ -361,12 +365,19 @@ def _orbax_silent() -> Iterator[None]:
         files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
         return not any("orbax" in file for file in (record.pathname, *files))
 
-    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":  # TensorStore's tasks, after the first that failed
+            before(unraisable)
+
+    loggers, before = [logging.getLogger(name) for name in ("absl", "asyncio")], sys.unraisablehook
     for logger in loggers:
         logger.addFilter(not_from_orbax)
+    sys.unraisablehook = hook
     try:
         yield
     finally:
+        if sys.unraisablehook is hook:
+            sys.unraisablehook = before
         for logger in loggers:
             logger.removeFilter(not_from_orbax)
 

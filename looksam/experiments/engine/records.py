@@ -69,7 +69,7 @@ def _read(dataset: str, data_dir: str | None, download: bool) -> Dataset:
 
 
 def held_out_and_test(recipe: Recipe) -> tuple[Dataset, Images]:
-    """The recipe's data with its held-out images as the validation split, and the whole test set."""
+    """The recipe's data with the held-out images in place of the test set, and the test set itself."""
     whole = _read(recipe.dataset, recipe.data_dir, recipe.download)
     validation, tested = (prepared(r, whole) for r in (recipe, recipe.replace(validation=None)))
     if not isinstance(tested.test, Images):
