@@ -72,7 +72,7 @@ def test_python(page, tmp_path, monkeypatch, capsys):
             exec(compile("\n" * block.line + block.code, page, "exec"), space)  # the page's own line numbers
     exec(AFTER.get(page, ""), space)
     for accuracy in re.findall(r"accuracy (\d+)%", capsys.readouterr().out):
-        assert int(accuracy) > 90
+        assert int(accuracy) > 80
 
 
 @pytest.mark.parametrize("page", _with("pycon"))
