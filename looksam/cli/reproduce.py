@@ -8,14 +8,15 @@ from looksam.arguments import did_you_mean
 from looksam.cli.environment import prepare_jax
 from looksam.cli.output import SIGNALLED, report, usage
 from looksam.cli.parser import Command, Parser, add_processes, process_arguments
-from looksam.experiments import EXPERIMENT_NAMES
+from looksam.experiments import EXPERIMENT_NAMES, MEDIUM_NAMES
 from looksam.trainer import plan
 from looksam.trainer.recipe import Recipe
 
 DESCRIPTION = """\
 Run an experiment of the paper and report on it. At small scale, small models answer the same question on two CPU cores;
 every finished run is stored in OUT/runs and shared between experiments, and the same command resumes an interrupted
-one. At full scale the recipes are the paper's, unchanged; --dry-run compiles them and prints what they would cost.
+one. At medium scale, more images and hours; runs and reports are in OUT/medium. At full scale the recipes are the
+paper's, unchanged. --dry-run prints what there is to train, at full scale what it would cost.
 Writes OUT/ID/ (report.md, tables as CSV, figures as SVG and PNG, summary.json) and OUT/report.html.
 """
 EXAMPLES = """\
@@ -27,26 +28,31 @@ experiments:
   time         LAMB, LayerSAM, Look-LayerSAM                   bound      the PAC-Bayes bound as a number
   alpha        sensitivity to alpha
 
+  rivals       medium scale: the base trained longer, SAM, LookSAM and their rivals at equal tuning
+
 examples:
   looksam reproduce drift --data-dir data
   looksam reproduce --all --data-dir data --download
+  looksam reproduce --scale medium --data-dir data
   looksam reproduce vit --scale full --data-dir imagenet
   looksam reproduce large-batch --scale full --dry-run --mesh data=8 --microbatch 256
 """
 
 
 def _add_arguments(parser: Parser) -> None:
-    parser.usage = "looksam reproduce (ID ... | --all) [--scale small|full] [--seeds N] [--dry-run] [--data-dir DIR]"
+    parser.usage = (
+        "looksam reproduce (ID ... | --all) [--scale small|medium|full] [--seeds N] [--dry-run] [--data-dir DIR]"
+    )
     parser.add_argument("ids", metavar="ID", nargs="*", help="experiments, see below")
     parser.add_argument("--all", action="store_true", help="all of them")
-    parser.add_argument("--scale", choices=("small", "full"), default="small", help="(small)")
-    parser.add_argument("--seeds", type=int, metavar="N", help="runs per recipe (5 at small scale, 1 at full scale)")
+    parser.add_argument("--scale", choices=("small", "medium", "full"), default="small", help="(small)")
+    parser.add_argument("--seeds", type=int, metavar="N", help="runs per recipe (5, at full scale 1)")
     parser.add_argument(
         "--dry-run", action="store_true", help="report what would be run; at full scale: compile and plan it"
     )
     parser.add_argument("--data-dir", metavar="DIR", help="folder of the data (LOOKSAM_DATA)")
     parser.add_argument("--download", action="store_true", help="download CIFAR-100 if it is not there")
-    parser.add_argument("--workers", type=int, metavar="N", help="small: processes that train (one per core)")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes that train (one per core); not full scale")
     parser.add_argument("--mesh", default="auto", help="full: devices, such as data=8 (auto: all)")
     parser.add_argument("--microbatch", type=int, metavar="N", help="full: images processed at a time")
     parser.add_argument("--out", default="results", metavar="DIR", help="folder of the results (results)")
@@ -58,32 +64,37 @@ def _run(arguments: argparse.Namespace) -> int:
         names = _names(arguments)
     if arguments.scale == "full":
         return _plan(names, arguments) if arguments.dry_run else _full(names, arguments)
-    return _small(names, arguments)
+    return _on_two_cores(names, arguments)
 
 
 def _names(arguments: argparse.Namespace) -> tuple[str, ...]:
     Recipe(mesh=arguments.mesh)  # raises if the mesh is not understood
+    medium = arguments.scale == "medium"
+    names, others = (MEDIUM_NAMES, EXPERIMENT_NAMES) if medium else (EXPERIMENT_NAMES, MEDIUM_NAMES)
     for name in arguments.ids:
-        if name not in EXPERIMENT_NAMES:
-            raise ValueError(f"experiment {name!r} is unknown{did_you_mean(name, EXPERIMENT_NAMES)}")
-    if arguments.all == bool(arguments.ids):
-        raise ValueError(f"name experiments, or pass --all; there are {', '.join(EXPERIMENT_NAMES)}.")
+        if name in others and name not in names:
+            fix = "leave out --scale medium" if medium else "pass --scale medium"
+            raise ValueError(f"experiment {name!r} is not at {arguments.scale} scale; {fix}.")
+        if name not in names:
+            raise ValueError(f"experiment {name!r} is unknown{did_you_mean(name, names)}")
+    if (arguments.all and arguments.ids) or not (arguments.all or arguments.ids or medium):
+        raise ValueError(f"name experiments, or pass --all; there are {', '.join(names)}.")
     for option in ("seeds", "workers", "microbatch"):
         value = getattr(arguments, option)
         if value is not None and value < 1:
             raise ValueError(f"--{option} {value} is out of range; pass at least 1.")
-    if arguments.scale == "small" and arguments.seeds == 1:
+    if arguments.scale != "full" and arguments.seeds == 1:
         raise ValueError("--seeds 1 has no spread; pass at least 2.")
-    return EXPERIMENT_NAMES if arguments.all else tuple(dict.fromkeys(arguments.ids))
+    return tuple(dict.fromkeys(arguments.ids)) or names
 
 
-def _small(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
+def _on_two_cores(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
     prepare_jax()
-    from looksam.experiments.reproduction import SmallScale
+    from looksam.experiments.reproduction import Reproduction
 
-    experiments = SmallScale(pathlib.Path(arguments.out), names, arguments.seeds or 5)
+    experiments = Reproduction(pathlib.Path(arguments.out), names, arguments.seeds or 5, arguments.scale)
     if arguments.dry_run:
-        print(experiments.missing())
+        print(experiments.outlook())
         return 0
     experiments.fill(arguments.workers, arguments.data_dir, arguments.download, report)
     for text in experiments.write():
@@ -139,7 +150,7 @@ def _plan(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
 COMMANDS = (
     Command(
         "reproduce",
-        "reproduce the paper's tables and figures, at small or full scale",
+        "reproduce the paper's tables and figures, at small, medium or full scale",
         DESCRIPTION,
         EXAMPLES,
         _add_arguments,

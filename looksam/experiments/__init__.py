@@ -1,4 +1,4 @@
-"""The paper's tables and figures, at full scale and at a small scale that two CPU cores can train.
+"""The paper's tables and figures, at full scale and at small and medium scales that two CPU cores can train.
 
 One file per table or figure says which runs it needs and what it shows of them; ``engine`` trains, tunes, times and
 stores the runs, ``report`` writes tables, figures and pages. The names of the experiments are known without JAX; an
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from looksam.experiments.experiment import Experiment
 
-__all__ = ["EXPERIMENTS", "EXPERIMENT_NAMES"]
+__all__ = ["EXPERIMENTS", "EXPERIMENT_NAMES", "MEDIUM_EXPERIMENTS", "MEDIUM_NAMES"]
 
 # In the paper's order: the module of each experiment and its name there.
-_PLACES = {
+_SMALL = {
     "cifar100": ("table_cifar100", "CIFAR100"),
     "vit": ("table_vit", "VIT"),
     "large-batch": ("table_large_batch", "LARGE_BATCH"),
@@ -31,21 +31,30 @@ _PLACES = {
     "drift": ("figure_drift", "DRIFT"),
     "bound": ("appendix_bound", "BOUND"),
 }
-EXPERIMENT_NAMES = tuple(_PLACES)
+_MEDIUM = {
+    "rivals": ("table_rivals", "RIVALS"),
+    "large-batch": ("table_batch_growth", "BATCH_GROWTH"),
+}
+EXPERIMENT_NAMES = tuple(_SMALL)  # at small scale, and most of them at full scale
+MEDIUM_NAMES = tuple(_MEDIUM)
 
 
 class _Registry(Mapping[str, "Experiment"]):
-    """The experiments by name, each imported on first use."""
+    """The experiments of a scale by name, each imported on first use."""
+
+    def __init__(self, places: Mapping[str, tuple[str, str]]) -> None:
+        self._places = places
 
     def __getitem__(self, name: str) -> "Experiment":
-        module, attribute = _PLACES[name]
+        module, attribute = self._places[name]
         return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_PLACES)
+        return iter(self._places)
 
     def __len__(self) -> int:
-        return len(_PLACES)
+        return len(self._places)
 
 
-EXPERIMENTS: Mapping[str, "Experiment"] = _Registry()
+EXPERIMENTS: Mapping[str, "Experiment"] = _Registry(_SMALL)
+MEDIUM_EXPERIMENTS: Mapping[str, "Experiment"] = _Registry(_MEDIUM)

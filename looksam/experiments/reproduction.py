@@ -1,4 +1,4 @@
-"""The paper's experiments at small scale, from end to end: train what is missing, measure times, write the reports.
+"""The experiments at small and medium scale, from end to end: train what is missing, measure times, write the reports.
 
 Each experiment gets a folder with its report, tables, figures and the runs they rest on; one page shows them all.
 """
@@ -7,10 +7,10 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-from looksam.experiments import EXPERIMENT_NAMES, EXPERIMENTS
+from looksam.experiments import EXPERIMENTS, MEDIUM_EXPERIMENTS, medium_plan, medium_scale, small_scale
 from looksam.experiments.engine import timer
 from looksam.experiments.engine.pool import Stages, cost, missing, train_missing
 from looksam.experiments.engine.runs import Record, Store, changed_settings, provenance
@@ -18,7 +18,7 @@ from looksam.experiments.experiment import Experiment
 from looksam.experiments.report.document import Section
 from looksam.experiments.report.page import page
 from looksam.experiments.report.text import section_markdown, section_text, table_csv
-from looksam.experiments.small_scale import timed_recipes
+from looksam.trainer.recipe import Recipe
 
 SUMMARY_VERSION = 1  # of summary.json
 TITLE = "LookSAM: the paper's experiments at small scale"
@@ -31,15 +31,53 @@ INTRO = (
 )
 
 
-class SmallScale:
-    """Some experiments on ``seeds`` seeds, with their results in ``out`` and their runs in ``out/runs``."""
+class Scale(NamedTuple):
+    """A size at which experiments are trained on two CPU cores."""
 
-    def __init__(self, out: pathlib.Path, names: tuple[str, ...], seeds: int) -> None:
-        self.out, self.names, self.seeds = out, names, seeds
-        self.store = Store(out / "runs")
+    name: str
+    experiments: Mapping[str, Experiment]
+    folder: str  # of its results, below that of all
+    title: str  # of the page, with what it says first
+    intro: tuple[str, ...]
+    timed_recipes: Callable[[str], dict[str, Recipe]]  # by row, of a timing's name
+    in_order: bool = False  # whether runs are trained in the order in which the stages list them
+    plan: Callable[[], Section] | None = None
 
-    def missing(self) -> str:
-        """What remains to be done, in words."""
+
+SCALES = {
+    scale.name: scale
+    for scale in (
+        Scale("small", EXPERIMENTS, ".", TITLE, INTRO, small_scale.timed_recipes),
+        Scale(
+            "medium",
+            MEDIUM_EXPERIMENTS,
+            "medium",
+            "LookSAM and its rivals at medium scale",
+            ("± is one standard error over seeds. What does not show, or is not significant, is said to be so.",),
+            medium_scale.timed_recipes,
+            in_order=True,
+            plan=medium_plan.section,
+        ),
+    )
+}
+
+
+class Reproduction:
+    """Some experiments of a scale on ``seeds`` seeds, with their results below ``out`` and their runs in ``runs``."""
+
+    def __init__(self, out: pathlib.Path, names: tuple[str, ...], seeds: int, scale: str = "small") -> None:
+        self.scale = SCALES[scale]
+        self.out, self.names, self.seeds = out / self.scale.folder, names, seeds
+        self.store = Store(self.out / "runs")
+
+    def outlook(self) -> str:
+        """What remains to be done, in words; at medium scale after the plan, and what the finished runs show."""
+        if self.scale.plan is None:
+            return self._missing()
+        so_far = [self.scale.experiments[name].section(self.store, self.seeds) for name in self.names]
+        return "\n\n".join([*map(section_text, [self.scale.plan(), *so_far]), self._missing()])
+
+    def _missing(self) -> str:
         runs = [run for part in missing(self.store, self._stages(), self.seeds) for run in part]
         minutes = sum(map(cost, runs)) / 1000 / 60
         timings = ", ".join(self._missing_timings()) or "none"
@@ -54,43 +92,46 @@ class SmallScale:
             workers=workers or os.cpu_count() or 1,
             data_dir=data_dir,
             download=download,
+            in_order=self.scale.in_order,
             report=report,
         )
         for name in self._missing_timings():  # the training processes have ended: nothing else may run now
             report(f"measuring times on {name}")
-            self.store.write(f"timing-{name}", timer.measure(timed_recipes(name), report) | provenance())
+            self.store.write(f"timing-{name}", timer.measure(self.scale.timed_recipes(name), report) | provenance())
 
     def write(self) -> Iterator[str]:
         """Writes the results of each experiment, then the page of all that are complete; gives their texts."""
         for name in self.names:
-            section = sourced_section(EXPERIMENTS[name], self.store, self.seeds)
-            write_section(section, summary(EXPERIMENTS[name], self.store, self.seeds), self.out / name)
+            experiment = self.scale.experiments[name]
+            section = sourced_section(experiment, self.store, self.seeds, self.scale.name)
+            write_section(section, summary(experiment, self.store, self.seeds), self.out / name)
             yield section_text(section)
-        ready = tuple(name for name in EXPERIMENT_NAMES if self._complete(name))
-        (self.out / "report.html").write_text(page(sections(self.store, self.seeds, ready), TITLE, INTRO))
+        ready = [experiment for experiment in self.scale.experiments.values() if self._complete(experiment)]
+        written = [sourced_section(experiment, self.store, self.seeds, self.scale.name) for experiment in ready]
+        (self.out / "report.html").write_text(page(written, self.scale.title, self.scale.intro))
         yield f"{self.out}/report.html"
 
     def _stages(self) -> list[Stages]:
-        return [EXPERIMENTS[name].stages for name in self.names]
+        return [self.scale.experiments[name].stages for name in self.names]
 
     def _missing_timings(self) -> list[str]:
-        quoted = dict.fromkeys(timing for name in self.names for timing in EXPERIMENTS[name].timings)
+        quoted = dict.fromkeys(timing for name in self.names for timing in self.scale.experiments[name].timings)
         return [timing for timing in quoted if not timer.stored_ratios(self.store, timing)]
 
-    def _complete(self, name: str) -> bool:
-        trained = all(run in self.store for stage in EXPERIMENTS[name].stages(self.store, self.seeds) for run in stage)
-        return trained and all(timer.stored_ratios(self.store, timing) for timing in EXPERIMENTS[name].timings)
+    def _complete(self, experiment: Experiment) -> bool:
+        trained = all(run in self.store for stage in experiment.stages(self.store, self.seeds) for run in stage)
+        return trained and all(timer.stored_ratios(self.store, timing) for timing in experiment.timings)
 
 
-def sections(store: Store, seeds: int, names: tuple[str, ...] = EXPERIMENT_NAMES) -> list[Section]:
-    """The reports of these experiments."""
-    return [sourced_section(EXPERIMENTS[name], store, seeds) for name in names]
+def sections(store: Store, seeds: int) -> list[Section]:
+    """The reports of all experiments at small scale."""
+    return [sourced_section(experiment, store, seeds) for experiment in EXPERIMENTS.values()]
 
 
-def sourced_section(experiment: Experiment, store: Store, seeds: int) -> Section:
+def sourced_section(experiment: Experiment, store: Store, seeds: int, scale: str = "small") -> Section:
     """The report of an experiment, with the commits and versions that its runs were trained by."""
     source = summary(experiment, store, seeds)
-    about: dict[str, Any] = {"scale": "small", "seeds": seeds, "commits": ", ".join(source["commits"])}
+    about: dict[str, Any] = {"scale": scale, "seeds": seeds, "commits": ", ".join(source["commits"])}
     about |= {name: ", ".join(versions) for name, versions in source["versions"].items()}
     return dataclasses.replace(experiment.section(store, seeds), source=about)
 

@@ -50,6 +50,9 @@ def test_names_are_those_of_the_experiments():
         (["vit", "--scale", "full", "--microbatch", "-1"], "--microbatch -1 is out of range"),
         (["vit", "--scale", "full", "--mesh", "rows=2"], "mesh='rows=2' is not understood; pass e.g. data=8"),
         (["vit", "--scale", "huge"], "invalid choice"),
+        (["rivals"], "experiment 'rivals' is not at small scale; pass --scale medium"),
+        (["vit", "--scale", "medium"], "experiment 'vit' is not at medium scale; leave out --scale medium"),
+        (["rivals", "--all", "--scale", "medium"], "name experiments, or pass --all; there are rivals"),
     ],
 )
 def test_bad_arguments(cli, tmp_path, arguments, message):
@@ -67,6 +70,13 @@ def test_a_dry_run_says_what_there_is_to_do(cli, tmp_path, seeds, runs):
     pattern = rf"{runs} runs to train, about (\d+) minutes of one core; times to measure: resnet\n"
     assert int(re.fullmatch(pattern, out)[1]) > 0
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_of_the_medium_scale_prints_its_plan(cli, tmp_path):
+    code, out, _ = cli("--scale", "medium", "--dry-run")
+    assert code == 0 and not (tmp_path / "out").exists()
+    assert "The plan of the medium scale" in out and "0 of 60 runs are finished" in out
+    assert re.search(r"\d+ runs to train.*times to measure: medium-resnet, medium-vit", out)
 
 
 def test_experiments_share_their_runs(cli):

@@ -37,6 +37,18 @@ def test_two_processes_do_two_programs(tmp_path):
     assert not multiprocessing.active_children()
 
 
+def test_what_a_finished_run_makes_possible_is_trained_in_order(tmp_path):
+    first, second, last = (Run("tune", TINY.replace(seed=seed)) for seed in (0, 1, 2))
+    finished = []
+
+    def ready():
+        return [run for run in (first, *([second] if first in finished else []), last) if run not in finished]
+
+    pool.train_all([first, last], 1, lambda run, record: finished.append(run), str(tmp_path), ready)
+    assert finished == [first, second, last]
+    assert not multiprocessing.active_children()
+
+
 def test_a_late_rule_costs_less_and_says_when_it_acts():
     late = TINY.replace(method="sam", start=0.5, stop=0.75, epochs=20)
     costs = [pool.cost(Run("tune", recipe)) for recipe in (late.replace(method="base"), late)]

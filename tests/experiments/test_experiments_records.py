@@ -63,6 +63,22 @@ def test_tuning_trains_the_same_and_has_no_number_of_the_test_set(trained):
         assert tuned["train_loss"] == reported["train_loss"]
 
 
+def test_the_best_epoch_is_selected_on_held_out_images(trained, monkeypatch):
+    for record in trained["train"]:
+        assert 0 <= record["test_accuracy_at_best"] <= 100 and 0 <= record["train_accuracy"] <= 100
+        if record["validation_accuracy"][-1] > max(record["validation_accuracy"][:-1]):
+            assert record["test_accuracy_at_best"] == record["test_accuracy"]
+    held_out = iter(np.array([[50.0, 50.0], [70.0, 40.0], [70.0, 60.0]]))  # by epoch, of two runs
+    test = iter(np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
+    runner = object.__new__(engine_records.Runner)
+    runner.recipe = SHORT
+    monkeypatch.setattr(engine_records.Runner, "run_epoch", lambda self, epoch: np.zeros(2))
+    monkeypatch.setattr(
+        engine_records.Runner, "accuracy", lambda self, images=None: next(held_out if images is None else test)
+    )
+    np.testing.assert_array_equal(runner.run(10, other="test").at_best, [3.0, 6.0])
+
+
 def test_held_out_images_are_in_no_other_set():
     recipe = SHORT.replace(label_noise=0.0)
     (dataset, test), whole = held_out_and_test(recipe), load(Recipe())

@@ -6,10 +6,11 @@ import pathlib
 import pytest
 from browser import Browser
 
-from looksam.experiments import EXPERIMENT_NAMES, EXPERIMENTS
+from looksam.experiments import EXPERIMENT_NAMES, EXPERIMENTS, MEDIUM_EXPERIMENTS, medium_plan, medium_scale
 from looksam.experiments.engine.runs import Run, Store
 from looksam.experiments.report.figures import draw
 from looksam.experiments.report.page import page
+from looksam.experiments.report.text import section_markdown
 from looksam.experiments.reproduction import INTRO, TITLE, sourced_section, texts
 from looksam.trainer.recipe import Recipe
 
@@ -46,8 +47,23 @@ def test_the_stored_runs_are_those_that_are_reported():
     assert all(len(commit) == 12 and commit.isalnum() for commit in commits)  # no code that was not committed
 
 
+def test_the_plan_of_the_medium_scale_is_that_of_its_recipes():
+    assert (RESULTS / "medium" / "plan.md").read_text() == section_markdown(medium_plan.section())
+
+
+def test_the_stored_runs_of_the_medium_scale_are_its_own():
+    """They may be fewer than there are to train, and none is of other settings."""
+    store = Store(RESULTS / "medium" / "runs")
+    stages = [stage for e in MEDIUM_EXPERIMENTS.values() for stage in e.stages(store, medium_scale.SEEDS)]
+    known = {run.key for stage in stages for run in stage}
+    timings = {f"timing-{name}" for e in MEDIUM_EXPERIMENTS.values() for name in e.timings}
+    assert {path.stem for path in store.folder.glob("*.json")} <= known | timings
+    found = [store.get(run) for stage in stages for run in stage if run in store]
+    assert all(len(record["commit"]) == 12 and record["commit"].isalnum() for record in found)
+
+
 def test_stored_files_are_named_by_their_own_settings():
-    for path in (RESULTS / "runs").glob("*.json"):
+    for path in [*(RESULTS / "runs").glob("*.json"), *(RESULTS / "medium" / "runs").glob("*.json")]:
         content = json.loads(path.read_text())
         if "recipe" in content:
             assert Run(content["kind"], Recipe(**content["recipe"])).key == path.stem

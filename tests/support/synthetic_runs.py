@@ -79,7 +79,7 @@ def filled(store, experiments, world, monkeypatch, report=lambda line: None):
     """Fills a store as `looksam reproduce` does, with ``world`` in place of training; the runs of each round."""
     rounds = []
 
-    def train_all(runs, workers, done, cache_dir):
+    def train_all(runs, workers, done, cache_dir, ready=None):
         rounds.append(runs)
         for run in runs:
             done(run, world.record(run))

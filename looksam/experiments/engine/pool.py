@@ -27,10 +27,12 @@ from looksam.trainer.training import total_steps
 
 Report = Callable[[str], None]
 Done = Callable[[Run, Record], None]
+Ready = Callable[[], Iterable[Run]]
 Stages = Callable[[Store, int], Iterable[list[Run]]]  # of one experiment: each list may depend on those before it
 
-# Milliseconds of a gradient on one image, roughly; other models count as resnet.
-MILLISECONDS = {"mlp": 0.01, "vit": 0.08, "resnet": 0.16}
+# Milliseconds of a gradient on one image, roughly, with evaluations; other models count as resnet. The small scale's,
+# then the medium scale's, whose ViT has smaller patches.
+MILLISECONDS = {"mlp": 0.01, "vit": 0.08, "resnet": 0.16, "vit, patch 4": 0.5, "resnet_small": 0.87}
 
 
 def train_missing(
@@ -41,22 +43,28 @@ def train_missing(
     workers: int,
     data_dir: str | None = None,
     download: bool = False,
+    in_order: bool = False,
     report: Report = print,
 ) -> None:
-    """Trains every run that is missing. Finished runs are kept, so that an interrupted call can be resumed."""
+    """Trains every run that is missing. Finished runs are kept, so that an interrupted call can be resumed.
+
+    ``in_order``: runs are trained one by one in the order in which the stages list them, and what a finished run makes
+    possible does not wait for others. That is for long runs; short ones are faster in groups that share their programs.
+    """
     progress, source = _Progress(report), provenance()
 
     def done(run: Run, record: Record) -> None:
         store.add(run, record | source)
         progress.done(run, record)
 
+    def ready() -> list[Run]:
+        now, later = missing(store, experiments, seeds)
+        progress.plan([*now, *later])
+        return [run.with_data(data_dir, download) for run in now]
+
     with tempfile.TemporaryDirectory(prefix="looksam-programs-") as cache_dir:
-        while True:
-            ready, later = missing(store, experiments, seeds)
-            if not ready:
-                return
-            progress.plan([*ready, *later])
-            train_all([run.with_data(data_dir, download) for run in ready], workers, done, cache_dir)
+        while runs := ready():
+            train_all(runs, workers, done, cache_dir, ready if in_order else None)
 
 
 def missing(store: Store, experiments: Sequence[Stages], seeds: int) -> tuple[list[Run], list[Run]]:
@@ -78,7 +86,8 @@ def cost(run: Run) -> float:
     gradients = 4.0 if run.kind == "drift" else gradients_per_step(recipe, total_steps(recipe))
     images = (recipe.train_limit or 600) * recipe.epochs
     augmented = 2.0 if recipe.randaugment else 1.0
-    return images * gradients * augmented * MILLISECONDS.get(recipe.model, MILLISECONDS["resnet"])
+    names = (f"{recipe.model}, patch {recipe.patch}", recipe.model, "resnet")
+    return images * gradients * augmented * next(MILLISECONDS[name] for name in names if name in MILLISECONDS)
 
 
 class _Progress:
@@ -120,20 +129,31 @@ def outcome(record: Record) -> str:
 # --- worker processes -------------------------------------------------------------------------------------------
 
 
-def train_all(runs: Sequence[Run], workers: int, done: Done, cache_dir: str) -> None:
+def train_all(runs: Sequence[Run], workers: int, done: Done, cache_dir: str, ready: Ready | None = None) -> None:
     """Trains all runs; ``done`` is called in this process, for one run at a time.
 
-    ``cache_dir`` is a folder for compiled programs, so that no process compiles what another one has.
+    ``cache_dir`` is a folder for compiled programs, so that no process compiles what another one has. Where ``ready``
+    is given, it is asked before every run which ones can be trained by then, and the first of them is trained next.
     """
-    jobs = _jobs(runs)
+    jobs, taken = _jobs(runs), set[Run]()
+
+    def next_job() -> list[Run] | None:
+        if ready is None:
+            return jobs.pop(0) if jobs else None
+        job = [run for run in ready() if run not in taken][:1]
+        taken.update(job)
+        return job
+
     context = multiprocessing.get_context("spawn")  # JAX must not be forked
-    started = [_Worker(context, cache_dir, i) for i in range(min(workers, len(jobs)))]
+    started = [_Worker(context, cache_dir, i) for i in range(workers if ready else min(workers, len(jobs)))]
     try:
         idle = list(started)
-        while jobs or len(idle) < len(started):
-            while idle and jobs:
-                idle.pop().take(jobs.pop(0))
+        while True:
+            while idle and (job := next_job()):
+                idle.pop().take(job)
             busy = [worker for worker in started if worker not in idle]
+            if not busy:
+                return
             for connection in multiprocessing.connection.wait([worker.connection for worker in busy]):
                 worker = next(worker for worker in busy if worker.connection is connection)
                 if worker.answered(done):

@@ -25,6 +25,7 @@ from looksam.trainer.step import StepContext, make_loss
 from looksam.trainer.training import make_model
 
 VMAPPED_MLPS = 100  # runs at most: a vmap over small MLPs is faster on a CPU; other models train one run at a time
+COMPILED = 16  # programs that a process keeps, as many as one experiment has rows
 LAG = 5  # steps between the vectors that drift compares
 PARTS = ("g", "g_s", "g_h", "g_v")
 MEASURES = ("norm", "absolute", "relative", "cosine")  # of each part's change
@@ -42,16 +43,23 @@ def records(runs: Sequence[Run]) -> Iterator[list[tuple[Run, Record]]]:
     if kind == "drift":
         yield from _drift_records(recipe, runs)
         return
-    validation, test = held_out_and_test(recipe)
-    runner = Runner(recipe, validation)
-    together = VMAPPED_MLPS if recipe.model == "mlp" else 1
     began, first = time.perf_counter(), 0
-    for curves in runner.trained([run.recipe for run in runs], together):
+    runner, test_set = _runner(recipe)
+    test = test_set if kind == "train" else None
+    together = VMAPPED_MLPS if recipe.model == "mlp" else 1
+    for curves in runner.trained([run.recipe for run in runs], together, other=test):
         part = runs[first : first + together]
-        results = _measured(runner, curves, test if kind == "train" else None)
+        results = _measured(runner, curves, test)
         results["seconds"] = np.full(len(part), (time.perf_counter() - began) / len(part))
         yield [(run, {name: plain(values[i]) for name, values in results.items()}) for i, run in enumerate(part)]
         began, first = time.perf_counter(), first + together
+
+
+@functools.lru_cache(maxsize=COMPILED)
+def _runner(recipe: Recipe) -> tuple[Runner, Images]:
+    """The runner of a program, whose dataset has the held-out images for a test set, and the test set itself."""
+    validation, test = held_out_and_test(recipe)
+    return Runner(recipe, validation), test
 
 
 @functools.lru_cache(maxsize=1)
@@ -72,13 +80,15 @@ def held_out_and_test(recipe: Recipe) -> tuple[Dataset, Images]:
 def _measured(runner: Runner, curves: Curves, test: Images | None) -> dict[str, np.ndarray]:
     """The learning curves; with a test set also its accuracy, and what is measured at the end of training."""
     results = {"validation_accuracy": curves.accuracy.T, "train_loss": curves.loss.T}
-    if test is None:
+    if test is None or curves.at_best is None:
         return results
     train_loss, sharpness_train = runner.loss_and_sharpness(runner.train)  # without augmentation
     leaves = jax.tree.leaves(runner.state.params)
     squares = [np.sum(np.square(np.asarray(x, np.float64)), axis=tuple(range(1, x.ndim))) for x in leaves]
     return results | {
         "test_accuracy": runner.accuracy(test),
+        "test_accuracy_at_best": curves.at_best,
+        "train_accuracy": runner.accuracy(runner.train),  # on the labels as they are, random ones too
         "train_loss_at_end": train_loss,
         "sharpness_train": sharpness_train,
         "sharpness_test": runner.loss_and_sharpness(test)[1],

@@ -46,8 +46,9 @@ class Hyperparams(NamedTuple):
 class Curves(NamedTuple):
     """Learning curves, arrays of shape (points, runs)."""
 
-    accuracy: np.ndarray  # on the test set, in percent
+    accuracy: np.ndarray  # on the dataset's test split, in percent
     loss: np.ndarray  # mean over the training steps of the epoch
+    at_best: np.ndarray | None = None  # of shape (runs,): on other images, where ``accuracy`` is highest
 
 
 def device_arrays(dataset: Dataset) -> tuple[jax.Array, jax.Array]:
@@ -92,22 +93,35 @@ class Runner:
         return self
 
     def trained(
-        self, recipes: Sequence[Recipe], together: int, points: int = CURVE_POINTS, after_epoch: AfterEpoch = _ignore
+        self,
+        recipes: Sequence[Recipe],
+        together: int,
+        points: int = CURVE_POINTS,
+        other: Images | None = None,
+        after_epoch: AfterEpoch = _ignore,
     ) -> Iterator[Curves]:
         """Trains runs to their end, ``together`` at a time. After each group its state can be read here."""
         for first in range(0, len(recipes), together):
-            yield self.start(recipes[first : first + together]).run(points, after_epoch)
+            yield self.start(recipes[first : first + together]).run(points, other, after_epoch)
 
-    def run(self, points: int, after_epoch: AfterEpoch = _ignore) -> Curves:
-        """Trains to the end, and evaluates at ``points`` epochs on the way."""
-        accuracy, losses = [], []
+    def run(self, points: int, other: Images | None = None, after_epoch: AfterEpoch = _ignore) -> Curves:
+        """Trains to the end, and evaluates at ``points`` epochs on the way.
+
+        ``other`` images are evaluated only where the accuracy is the best so far: they select nothing.
+        """
+        accuracy: list[np.ndarray] = []
+        losses, at_best = [], None
         for epoch in range(self.recipe.epochs):
             loss = self.run_epoch(epoch)
             after_epoch(epoch)
             if epoch + 1 in curve_epochs(self.recipe.epochs, points):
                 accuracy.append(self.accuracy())
                 losses.append(loss)
-        return Curves(np.stack(accuracy), np.stack(losses))
+                better = accuracy[-1] > np.max(accuracy[:-1], axis=0, initial=-1.0)
+                if other is not None and better.any():
+                    found = self.accuracy(other)
+                    at_best = found if at_best is None else np.where(better, found, at_best)
+        return Curves(np.stack(accuracy), np.stack(losses), at_best)
 
     def run_epoch(self, epoch: int) -> np.ndarray:
         """One pass over the training set; returns the mean training loss of each run."""
@@ -144,7 +158,7 @@ class Runner:
 
     def _compile(self) -> None:
         @jax.jit
-        @jax.vmap
+        @over_runs
         def init(seed: jax.Array) -> TrainState:
             tx = make_optimizer(self.recipe, self.total_steps)
             return init_state(jax.random.key(seed), self.model, self.rule, tx, self.recipe.freeze)
@@ -158,13 +172,13 @@ class Runner:
                 state, metrics = train_step(state, data[0][batch], data[1][batch], refresh)
                 return state, metrics["loss"]
 
-            return jax.vmap(one_run)(state, batch, hyperparams)
+            return over_runs(one_run)(state, batch, hyperparams)
 
         eval_step, eval_loss = make_eval_step(self.dataset, self.model), make_eval_loss(self.dataset, self.model)
 
         @jax.jit
         def hits(state: TrainState, *batch: jax.Array) -> jax.Array:
-            return jax.vmap(lambda s: eval_step(s.params, s.stats, *batch)["hits"])(state)
+            return over_runs(lambda s: eval_step(s.params, s.stats, *batch)["hits"])(state)
 
         @jax.jit
         def loss_and_sharpness(state: TrainState, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -172,9 +186,21 @@ class Runner:
                 loss = lambda params: eval_loss(params, state.stats, images, labels)
                 return loss(state.params), one_step_sharpness(loss, state.params, SHARPNESS_RHO)
 
-            return jax.vmap(one_run)(state)
+            return over_runs(one_run)(state)
 
         self._init, self._step, self._hits, self._loss_and_sharpness = init, step, hits, loss_and_sharpness
+
+
+def over_runs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``jax.vmap`` over the runs; a single run goes without, since XLA's matrix products are faster then."""
+
+    def mapped(*arguments: Any) -> Any:
+        if jax.tree.leaves(arguments)[0].shape[0] > 1:
+            return jax.vmap(function)(*arguments)
+        results = function(*jax.tree.map(lambda x: x[0], arguments))
+        return jax.tree.map(lambda x: x[None], results)
+
+    return mapped
 
 
 def _in_memory(dataset: Dataset) -> tuple[Images, Images]:

@@ -56,7 +56,7 @@ class SideBySide:
             self._advance(name, 0.0)  # the first epoch compiles
             group = missing[first : first + together]
             after_epoch = functools.partial(self._advance, name, each * len(group))
-            curves = runner.start([run.recipe for run in group]).run(points, after_epoch)
+            curves = runner.start([run.recipe for run in group]).run(points, after_epoch=after_epoch)
             record = {"accuracy": curves.accuracy.T} | measured(runner)
             for i, run in enumerate(group):
                 self._put(run, {field: values[i].tolist() for field, values in record.items()})

@@ -1,0 +1,170 @@
+"""The search: hyper-parameters selected line by line on held-out images, until the best value is inside what was tried.
+
+Every setting is its starting value times a power of √2. A line varies one setting and keeps the others: the values a
+factor of 2 below and above the best so far are tried, and the line is extended while its last value is the best. The
+settings of a method take turns: ρ, then α, then the learning rate, each until its best value is inside. If fewer than
+``BUDGET`` settings have been tried by then, they take turns again by factors of √2, until there are so many: every
+method gets about the same number. Tuning runs are shorter than the reported ones and have a seed of their own.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from looksam.experiments.engine.runs import Record, Run, Store
+from looksam.experiments.engine.tuner import Settings, mean_scores
+from looksam.methods import settings_of
+from looksam.trainer.recipe import Recipe
+
+BUDGET = 6  # settings, after which no line by factors of √2 begins
+COARSE, FINE = 2, 1  # in powers of √2: first factors of 2, then of √2
+SEEDS = (100,)  # of tuning runs
+
+Point = tuple[int, ...]  # powers of √2, one per setting
+
+
+class Trace(NamedTuple):
+    """What a search tried."""
+
+    points: list[Point]  # in the order in which they were asked for
+    best: Point  # of those whose line is complete
+    complete: bool  # False: some points have no score yet
+
+
+def line_search(settings: int, score: Callable[[Point], float | None], budget: int = BUDGET) -> Trace:
+    """Maximises ``score`` over the lattice of points, from the origin; ``score`` is None for what is not known yet.
+
+    >>> line_search(1, lambda point: -abs(point[0] - 3.0))
+    Trace(points=[(0,), (-2,), (2,), (4,), (1,), (3,)], best=(3,), complete=True)
+    """
+    best: Point = (0,) * settings
+    tried = [best]
+    for stride in (COARSE, FINE):
+        for axis in range(settings):
+            if stride == FINE and len(tried) >= budget:
+                break
+            while True:
+                near = [_moved(best, axis, by) for by in (-stride, stride)]
+                tried += [point for point in near if point not in tried]
+                scores = {point: score(point) for point in tried}
+                known = {point: value for point, value in scores.items() if value is not None}
+                if len(known) < len(tried):
+                    return Trace(tried, best, False)
+                winner = max(known, key=lambda point: known[point])  # the first of equal ones
+                if winner == best:
+                    break
+                best = winner
+    return Trace(tried, best, True)
+
+
+def _moved(point: Point, axis: int, by: int) -> Point:
+    return (*point[:axis], point[axis] + by, *point[axis + 1 :])
+
+
+@dataclass(frozen=True)
+class SearchStudy:
+    """Methods on one recipe, each with a search of its own.
+
+    The base optimizer searches its learning rate; the others search ρ, α where they have one, and the learning rate,
+    starting from the one selected for the base.
+    """
+
+    recipe: Recipe  # of the reported runs: what all methods share
+    starts: Mapping[str, Settings]  # by row, "base" first: where each search starts
+    epochs: int  # of tuning runs
+    longer: tuple[float, ...] = ()  # times the epochs, for which the base is trained too
+
+    def tuning(self, store: Store, row: str) -> list[Run]:
+        """The tuning runs of a row that are known to be needed so far; none before the base is tuned."""
+        start = self._start(store, row)
+        if start is None:
+            return []
+        points = self._trace(store, row, start).points
+        return [run for point in points for run in self._runs(row, _settings_at(start, point))]
+
+    def is_tuned(self, store: Store, row: str) -> bool:
+        """Whether the row's search is complete."""
+        start = self._start(store, row)
+        return start is not None and self._trace(store, row, start).complete
+
+    def tried(self, store: Store, row: str) -> list[tuple[Settings, float]]:
+        """The settings that have been tried, with their held-out accuracy, the selected ones first."""
+        start = self._start(store, row)
+        if start is None:
+            return []
+        trace = self._trace(store, row, start)
+        points = [trace.best, *(point for point in trace.points if point != trace.best)]
+        scored = [(_settings_at(start, point), self._score(store, row, start, point)) for point in points]
+        return [(settings, score) for settings, score in scored if score is not None]
+
+    def tuned(self, store: Store, row: str, **changes: Any) -> Recipe:
+        """The recipe of a row at its selected settings, or the best ones so far; then changed."""
+        start = self._start(store, row)
+        settings = self.starts[row] if start is None else _settings_at(start, self._trace(store, row, start).best)
+        return self.recipe.replace(**settings_of(row), **settings).replace(**changes)
+
+    def reported(self, store: Store) -> dict[str, Recipe]:
+        """The recipe of every row that is reported, at its selected settings or the best ones so far."""
+        epochs = {row: round(factor * self.recipe.epochs) for row, factor in self.longer_rows().items()}
+        longer = {row: self.tuned(store, "base", epochs=count) for row, count in epochs.items()}
+        return {"base": self.tuned(store, "base")} | longer | {row: self.tuned(store, row) for row in self.starts}
+
+    def longer_rows(self) -> dict[str, float]:
+        """The rows of the base trained longer, with how many times the epochs they have."""
+        return {f"base ×{factor:g}": factor for factor in self.longer}
+
+    def _start(self, store: Store, row: str) -> Settings | None:
+        """Where the search of a row starts; None before the base is tuned, whose learning rate the others need."""
+        if row == "base":
+            return dict(self.starts["base"])
+        if not self.is_tuned(store, "base"):
+            return None
+        return {**self.starts[row], "learning_rate": self.tuned(store, "base").learning_rate}
+
+    def _trace(self, store: Store, row: str, start: Settings) -> Trace:
+        key = "search", self.recipe, row, repr(start), self.epochs
+        if key not in store.derived:
+            trace = line_search(len(start), lambda point: self._score(store, row, start, point))
+            if not trace.complete:
+                return trace
+            store.derived[key] = trace
+        return store.derived[key]
+
+    def _score(self, store: Store, row: str, start: Settings, point: Point) -> float | None:
+        """The mean held-out accuracy at the end of a point's tuning runs, None while one is missing."""
+        records = [store.get(run) for run in self._runs(row, _settings_at(start, point))]
+        ends = [record["validation_accuracy"][-1] for record in records if record]
+        return mean_scores([ends])[0] if len(ends) == len(records) else None
+
+    def _runs(self, row: str, settings: Settings) -> list[Run]:
+        recipe = self.recipe.replace(**settings_of(row), **settings).replace(epochs=self.epochs)
+        return [Run("tune", recipe.replace(seed=seed)) for seed in SEEDS]
+
+
+def _settings_at(start: Settings, point: Point) -> Settings:
+    """The settings at a point: four digits, so that a value reached in two ways is the same."""
+    return {
+        name: float(f"{value * 2 ** (power / 2):.4g}")
+        for (name, value), power in zip(start.items(), point, strict=True)
+    }
+
+
+def search_stages(studies: Iterable[SearchStudy], store: Store, seeds: int) -> Iterator[list[Run]]:
+    """What can be trained by now, then the rest. In each study tuning comes first, then all rows seed by seed."""
+    ready: list[Run] = []
+    later: list[Run] = []
+    for study in studies:
+        ready += [run for row in study.starts for run in study.tuning(store, row)]
+        recipes, longer = study.reported(store), study.longer_rows()
+        tuned = {row: study.is_tuned(store, "base" if row in longer else row) for row in recipes}
+        for seed in range(seeds):
+            for row, recipe in recipes.items():
+                (ready if tuned[row] else later).append(Run("train", recipe.replace(seed=seed)))
+    yield ready
+    yield later
+
+
+def finished_records(store: Store, recipe: Recipe, seeds: int) -> list[Record]:
+    """The records of a recipe's reported runs that are finished."""
+    records = [store.get(Run("train", recipe.replace(seed=seed))) for seed in range(seeds)]
+    return [record for record in records if record is not None]

@@ -1,0 +1,82 @@
+"""The plan of the medium scale: images, epochs, runs and hours, written down before anything is trained."""
+
+from typing import NamedTuple
+
+from looksam.experiments import medium_scale
+from looksam.experiments.engine.pool import cost
+from looksam.experiments.engine.runs import Run
+from looksam.experiments.engine.search import BUDGET, SearchStudy
+from looksam.experiments.report.document import Section, Table, Value
+from looksam.methods import label, settings_of
+from looksam.trainer.recipe import Recipe
+from looksam.trainer.training import total_steps
+
+SETTINGS = BUDGET + 2  # that a method is expected to try; the outcome decides
+HOURS = 3_600_000  # milliseconds in one
+
+
+class Planned(NamedTuple):
+    """What one study takes."""
+
+    experiment: str
+    name: str
+    study: SearchStudy
+    seeds: int
+
+    def recipes(self) -> list[Recipe]:
+        """One recipe per method."""
+        return [self.study.recipe.replace(**settings_of(row)) for row in self.study.starts]
+
+    def hours(self) -> float:
+        """Hours of one core, for tuning and for the reported runs."""
+        epochs = self.study.recipe.epochs
+        tuned = [recipe.replace(epochs=self.study.epochs) for recipe in self.recipes()]
+        longer = [self.study.recipe.replace(epochs=round(factor * epochs)) for factor in self.study.longer]
+        one = SETTINGS * sum(cost(Run("tune", recipe)) for recipe in tuned)
+        two = self.seeds * sum(cost(Run("train", recipe)) for recipe in (*self.recipes(), *longer))
+        return (one + two) / HOURS
+
+    def line(self) -> tuple[str | Value, ...]:
+        """A row of the table."""
+        recipe, methods = self.study.recipe, len(self.study.starts)
+        numbers = (recipe.batch_size, recipe.epochs, total_steps(recipe))
+        runs = SETTINGS * methods, self.seeds * (methods + len(self.study.longer))
+        return self.experiment, self.name, *map(str, (*numbers, methods, *runs)), Value(self.hours(), digits=1)
+
+
+def planned() -> list[Planned]:
+    """All that the scale has, in the order of training."""
+    rivals = [
+        Planned("rivals", f"{medium_scale.MODELS[place.model].label}, {place.labels}", study, medium_scale.SEEDS)
+        for place, study in medium_scale.studies().items()
+    ]
+    lamb = [
+        Planned("large-batch", f"Small ViT, {label('base', 'lamb')}, {labels}", study, medium_scale.LAMB_SEEDS)
+        for (labels, _), study in medium_scale.lamb_studies().items()
+    ]
+    return rivals + lamb
+
+
+def section() -> Section:
+    """The plan as a document."""
+    studies, images = planned(), medium_scale.IMAGES
+    hours = sum(study.hours() for study in studies)
+    header = ("experiment", "study", "batch", "epochs", "steps", "methods", "tuning runs", "reported runs", "hours")
+    return Section(
+        "plan",
+        "The plan of the medium scale",
+        "Does LookSAM keep SAM's gain on thousands of real images, and is it worth more than its rivals?",
+        [
+            f"{images['train_limit']:,} training images of the first {images['classes']} classes of CIFAR-100 at "
+            f"{images['image_size']}² pixels, 2,000 held out of the training set, 2,000 to test on; no augmentation.",
+            f"About {hours:.0f} hours of one core, {hours / 2:.0f} hours of two; at most 24 and 12 are allowed.",
+            f"Each method tries about {SETTINGS} settings, in runs of {medium_scale.TUNING_EPOCHS} epochs on one seed, "
+            "scored on the held-out images at their end. The search starts at values that single runs suggest, by "
+            "factors of 2 and then of √2, and a line of values is extended until the best is inside it.",
+            "Reported runs have other seeds than tuning. Both the last epoch and the one with the best accuracy on "
+            "held-out images are reported; the test set selects nothing.",
+        ],
+        [Table("Runs and hours of one core", header, [study.line() for study in studies])],
+        (),
+        medium_scale.REASONS,
+    )

@@ -1,0 +1,92 @@
+"""Large batches at medium scale: LAMB alone and with SAM, LookSAM and Look-LayerSAM, as the batch grows 16-fold."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from looksam.experiments import medium_scale
+from looksam.experiments.engine.runs import Record, Run, Store
+from looksam.experiments.engine.search import finished_records, search_stages
+from looksam.experiments.engine.statistics import RULE, difference, significant
+from looksam.experiments.experiment import Experiment, Findings, mean_entry, paper_entry, setting_entry
+from looksam.experiments.medium_scale import LAMB_BATCHES, LAMB_SEEDS, LAMB_STARTS
+from looksam.experiments.report.document import Entry, Table
+from looksam.experiments.sam_comparison import numbers
+from looksam.experiments.table_rivals import how_tuned
+from looksam.methods import label
+from looksam.trainer.recipes.paper_tables import paper_row
+
+PAPER_BATCHES = (4096, 32768)  # of the paper, which ours stand for
+
+Place = tuple[str, int]  # label-noise setting and batch
+Records = Mapping[str, Sequence[Record]]  # by row
+
+
+def stages(store: Store, seeds: int) -> Iterator[list[Run]]:
+    return search_stages(medium_scale.lamb_studies().values(), store, min(seeds, LAMB_SEEDS))
+
+
+def findings(store: Store, seeds: int) -> Findings:
+    """The report; of runs that are not finished yet, it leaves out what depends on them."""
+    studies, count = medium_scale.lamb_studies(), min(seeds, LAMB_SEEDS)
+    records: dict[Place, Records] = {
+        place: {row: finished_records(store, recipe, count) for row, recipe in study.reported(store).items()}
+        for place, study in studies.items()
+    }
+    labels = tuple(dict.fromkeys(labels for labels, _ in studies))
+    steps = LAMB_BATCHES[1] // LAMB_BATCHES[0]
+    return Findings(
+        [_answer(place, found, count) for place, found in records.items()],
+        [*(_accuracy_table(name, records) for name in labels), _selected_table(store)],
+        (),
+        [RULE, how_tuned(count), f"The same epochs at every batch, so {steps} times fewer steps at the largest."],
+    )
+
+
+def _name(row: str) -> str:
+    return "LAMB" if row == "base" else f"LAMB + {label(row, k=5)}"
+
+
+def _accuracy_table(labels: str, records: Mapping[Place, Records]) -> Table:
+    header = ("method", *(f"batch {batch:,}" for batch in LAMB_BATCHES), *(f"paper: {b:,}" for b in PAPER_BATCHES))
+    lines: list[tuple[Entry, ...]] = []
+    for row in LAMB_STARTS:
+        found = [records[labels, batch][row] for batch in LAMB_BATCHES]
+        ours = [mean_entry(numbers(part, "test_accuracy")) if part else None for part in found]
+        method = paper_row(row, "lamb")
+        theirs = [paper_entry("large_batch", str(batch), method=method) for batch in PAPER_BATCHES]
+        lines.append((_name(row), *ours, *theirs))
+    return Table(f"Test accuracy in %, small ViT, {labels}", header, lines)
+
+
+def _selected_table(store: Store) -> Table:
+    header = ("labels", "batch", "method", "learning rate", "ρ", "α", "settings tried")
+    lines: list[tuple[Entry, ...]] = []
+    for (labels, batch), study in medium_scale.lamb_studies().items():
+        for row in study.starts:
+            recipe, tried = study.tuned(store, row), str(len(study.tried(store, row)))
+            settings = f"{recipe.learning_rate:g}", setting_entry(recipe, "rho"), setting_entry(recipe, "alpha")
+            lines.append((labels, str(batch), _name(row), *settings, tried))
+    return Table("Selected hyper-parameters", header, lines)
+
+
+def _answer(place: Place, records: Records, seeds: int) -> str:
+    """Each row against LAMB alone."""
+    name = f"{place[0]}, batch {place[1]:,}"
+    finished, wanted = sum(map(len, records.values())), seeds * len(records)
+    if finished < wanted:
+        return f"{name}: {finished} of {wanted} runs are finished."
+    scores = {row: numbers(found, "test_accuracy") for row, found in records.items()}
+    gains = {row: difference(values, scores["base"]) for row, values in scores.items() if row != "base"}
+    clear = significant(gains)
+    parts = [
+        f"{_name(row)} {gain.mean:+.2f}{'' if clear[row] else ' (not significant)'}" for row, gain in gains.items()
+    ]
+    return f"{name}: against LAMB alone, {'; '.join(parts)}."
+
+
+BATCH_GROWTH = Experiment(
+    name="large-batch",
+    title="Large batches at medium scale",
+    question="Does Look-LayerSAM hold up as the batch grows at fixed epochs?",
+    stages=stages,
+    findings=findings,
+)
