@@ -25,6 +25,7 @@ autodoc_typehints = "none"
 autodoc_preserve_defaults = True
 maximum_signature_line_length = 90
 napoleon_custom_sections = ["Reference"]
+napoleon_use_ivar = True
 napoleon_use_rtype = False
 toc_object_entries_show_parents = "hide"
 
@@ -35,6 +36,7 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}
+attributes: dict[str, list[str]] = {}  # the docstring of each, by name
 
 
 def comments_of_fields(full_name):
@@ -44,15 +46,23 @@ def comments_of_fields(full_name):
     return dict(re.findall(r"^    (\w+): .*  # (.+)$", source, re.MULTILINE))
 
 
-def process_docstring(app, what, name, obj, options, lines):
-    """Turn a docstring into reStructuredText: |w| is an absolute value, and comments document a NamedTuple's fields."""
+def escape(app, what, name, obj, options, lines):
+    """Before Napoleon: |w| is an absolute value, not markup."""
     escaped = lambda found: r"\|" if found[0] == "|" else found[0]
     lines[:] = [re.sub(r"``.*?``|\|", escaped, line) for line in lines]
     if what == "attribute":
         if lines and lines[0].startswith("Alias for field number"):
-            lines[:] = [comments_of_fields(name).get(name.rpartition(".")[2], "")]
-        lines.insert(0, "")  # or Napoleon would read the first words, up to a colon, as the type
+            comment = comments_of_fields(name).get(name.rpartition(".")[2], "")
+            lines[:] = [comment.replace("*", r"\*").replace("|", r"\|")]
+        attributes[name] = list(lines)
+
+
+def restore(app, what, name, obj, options, lines):
+    """After Napoleon, which reads the first words of an attribute's docstring, up to a colon, as its type."""
+    if what == "attribute":
+        lines[:] = attributes[name]
 
 
 def setup(app):
-    app.connect("autodoc-process-docstring", process_docstring, priority=400)
+    app.connect("autodoc-process-docstring", escape, priority=400)
+    app.connect("autodoc-process-docstring", restore, priority=600)

