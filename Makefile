@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test quick lint oldest clean
+.PHONY: demo test quick lint docs release oldest clean
 
 demo: .venv/train
 	$(BIN)/looksam compare
@@ -21,6 +21,14 @@ lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The site, in build/site: open build/site/index.html. A warning is an error; a broken link is a warning.
+docs: .venv/dev
+	$(BIN)/python -m sphinx --fail-on-warning --fresh-env --quiet -d build/doctrees docs build/site
+
+# The sdist and the wheel, in dist, built and tested in a clean environment: make release TAG=v0.1.0
+release: .venv/dev
+	$(BIN)/python tools/check_release.py $(if $(TAG),--tag $(TAG))
+
 # The whole suite with the oldest versions that pyproject.toml allows.
 oldest: pyproject.toml constraints-oldest.txt
 	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
@@ -35,4 +43,4 @@ oldest: pyproject.toml constraints-oldest.txt
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-oldest build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

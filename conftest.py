@@ -36,3 +36,11 @@ def in_float64():
 def examples_run_as_a_user_would(request):
     if isinstance(request.node, DoctestItem):
         request.getfixturevalue("as_users_run_it")
+
+
+@pytest.fixture(scope="session")
+def flowers_run(tmp_path_factory):
+    """The folder and the result of a small run on class folders, next to its data; tests leave it as it is."""
+    from flowers import train_flowers
+
+    return train_flowers(tmp_path_factory.mktemp("flowers"))

@@ -33,7 +33,7 @@ class Runner:
         self.state, self.count = self.training.init(), 0
         self.arguments = jax.device_put(self.training.batches.arguments(0))
         self.log = MetricsLog(folder)
-        self.progress = Progress(10**6, images_per_step=recipe.batch_size, quiet=True)
+        self.progress = Progress(images_per_step=recipe.batch_size, quiet=True)
 
     def bare(self, steps):
         """The compiled step alone, on one batch that is on the device already."""

@@ -12,6 +12,8 @@ from looksam.methods import METHODS
 if TYPE_CHECKING:
     from looksam.convolution import conv_general_dilated as conv_general_dilated
     from looksam.flax_layers import Conv as Conv
+    from looksam.flax_training import NNXRule as NNXRule
+    from looksam.flax_training import TrainState as TrainState
     from looksam.optax_adapter import as_optimizer as as_optimizer
     from looksam.rules import Rule as Rule
     from looksam.rules import StepInfo as StepInfo
@@ -23,6 +25,8 @@ __version__ = "0.1.0"
 _RULES = (method.name for method in METHODS.values() if method.is_rule)
 _MODULES = {  # of the public names that are not in looksam.rules
     "Conv": "looksam.flax_layers",
+    "NNXRule": "looksam.flax_training",
+    "TrainState": "looksam.flax_training",
     "as_optimizer": "looksam.optax_adapter",
     "conv_general_dilated": "looksam.convolution",
 }

@@ -95,7 +95,7 @@ def decay(name: str, value: Any) -> float:
 
 def close_names(name: str, names: Iterable[str]) -> list[str]:
     """Returns up to three names that resemble ``name``, most similar first."""
-    return difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
+    return difflib.get_close_matches(name, list(names), n=3, cutoff=0.6)
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str | None = None) -> str:

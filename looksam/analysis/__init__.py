@@ -1,5 +1,6 @@
 """Tools that measure flatness: pure functions of a loss and the weights."""
 
+from looksam.analysis.chunked_loss import chunked_loss
 from looksam.analysis.decomposition import (
     Change,
     Components,
@@ -33,21 +34,37 @@ from looksam.analysis.landscape import (
     unit_direction,
 )
 from looksam.analysis.pac_bayes import Bound, pac_bayes_bound
-from looksam.analysis.sharpness import ascent_sharpness, m_sharpness, one_step_sharpness
+from looksam.analysis.resumable import InMemory, Kept
+from looksam.analysis.sharpness import (
+    AscentState,
+    ascent_rise,
+    ascent_sharpness,
+    ascent_start,
+    ascent_step,
+    m_sharpness,
+    one_step_sharpness,
+)
 from looksam.analysis.summary import measure
 
 __all__ = [
+    "AscentState",
     "Bound",
     "Change",
     "Components",
     "Drift",
     "DriftState",
     "Eigenvalues",
+    "InMemory",
+    "Kept",
     "LanczosState",
     "Prediction",
     "SecondOrder",
     "Trace",
+    "ascent_rise",
     "ascent_sharpness",
+    "ascent_start",
+    "ascent_step",
+    "chunked_loss",
     "components",
     "filter_normalized",
     "hessian_vector_product",

@@ -125,10 +125,14 @@ def lanczos_step(loss: Loss, params: Any, state: LanczosState) -> LanczosState:
 
 
 def ritz_values(state: LanczosState, count: int) -> Eigenvalues:
-    """Returns the largest eigenvalues of the tridiagonal matrix, and how far from eigenvalues of H they may be."""
-    between = jnp.diag(state.off_diagonal[:-1], 1)
-    values, vectors = jnp.linalg.eigh(jnp.diag(state.diagonal) + between + between.T)
-    residuals = state.off_diagonal[-1] * jnp.abs(vectors[-1])
+    """Returns the largest eigenvalues of the tridiagonal matrix, and how far from eigenvalues of H they may be.
+
+    Outside of ``jit`` it may be called after any number of products: these may be enough.
+    """
+    rows = len(state.diagonal) if isinstance(state.done, jax.core.Tracer) else int(state.done)
+    between = jnp.diag(state.off_diagonal[: rows - 1], 1)
+    values, vectors = jnp.linalg.eigh(jnp.diag(state.diagonal[:rows]) + between + between.T)
+    residuals = state.off_diagonal[rows - 1] * jnp.abs(vectors[-1])
     return Eigenvalues(values[::-1][:count], residuals[::-1][:count])
 
 

@@ -6,7 +6,7 @@ gradient ascent reaches, which are lower bounds of it.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -62,28 +62,64 @@ def ascent_sharpness(
       >>> [f"{ascent_sharpness(loss, w, 1.0, steps):.2f}" for steps in (1, 3, 30)]
       ['3.07', '5.09', '9.30']
     """
-    validation.non_negative("rho", rho)
-    count, project = arguments.whole("steps", steps), _projection(p)
+    count = arguments.whole("steps", steps)
+    state = ascent_start(loss, params, rho, p, step_size)
+    step = lambda state, _: (ascent_step(loss, params, state, rho, p, step_size), None)
+    state, _ = lax.scan(step, state, length=count - 1)
+    return ascent_rise(loss, params, state)
+
+
+class AscentState(NamedTuple):
+    """The state of ``ascent_sharpness`` after a gradient."""
+
+    epsilon: Vector  # the perturbation that this gradient has led to, not evaluated yet
+    best: jax.Array  # the largest loss at the perturbations before it; -inf where there is none
+    start: jax.Array  # L(w)
+
+
+def ascent_start(
+    loss: Loss, params: Any, rho: ArrayLike, p: float = 2.0, step_size: ArrayLike | None = None
+) -> AscentState:
+    """Returns the state of ``ascent_sharpness`` after its first gradient, for a loop of your own over ``ascent_step``.
+
+    Such a loop on the host can report its progress, and its state can be saved.
+    """
+    ascended = _ascent(params, rho, p, step_size)
+    value, g = jax.value_and_grad(loss)(params)
+    zeros = jax.tree.map(lambda x: jnp.zeros_like(x, pytree.accumulator(params)), params)
+    return AscentState(ascended(zeros, g), jnp.full_like(value, -jnp.inf), value)
+
+
+def ascent_step(
+    loss: Loss, params: Any, state: AscentState, rho: ArrayLike, p: float = 2.0, step_size: ArrayLike | None = None
+) -> AscentState:
+    """Takes the gradient at w + ε, and steps along it; call it once less than the number of steps."""
+    dtype, ascended = pytree.accumulator(params), _ascent(params, rho, p, step_size)
+    value, g = jax.value_and_grad(loss)(_perturbed(params, jnp.ones((), dtype), state.epsilon, dtype))
+    return AscentState(ascended(state.epsilon, g), jnp.maximum(state.best, value), state.start)
+
+
+def ascent_rise(loss: Loss, params: Any, state: AscentState) -> jax.Array:
+    """Returns the best rise over L(w), with the loss at the last perturbation."""
     dtype = pytree.accumulator(params)
-    radius = jnp.asarray(rho, dtype)
+    last = loss(_perturbed(params, jnp.ones((), dtype), state.epsilon, dtype))
+    rise: jax.Array = jnp.maximum(state.best, last) - state.start
+    return rise
+
+
+def _ascent(params: Any, rho: ArrayLike, p: float, step_size: ArrayLike | None) -> Callable[[Vector, Vector], Vector]:
+    """Returns P(ε + η d(g)) as a function of ε and g."""
+    validation.non_negative("rho", rho)
     if step_size is not None:
         validation.positive("step_size", step_size)
+    dtype, project = pytree.accumulator(params), _projection(p)
+    radius = jnp.asarray(rho, dtype)
     stride = radius if step_size is None else jnp.asarray(step_size, dtype)
 
     def ascended(epsilon: Vector, g: Vector) -> Vector:
         return project(pytree.add_scaled(epsilon, stride, steepest(pytree.cast(g, dtype), p, dtype)), radius, dtype)
 
-    def step(carry: tuple[Vector, Scalar], _: None) -> tuple[tuple[Vector, Scalar], None]:
-        epsilon, best = carry
-        value, g = jax.value_and_grad(loss)(_perturbed(params, one, epsilon, dtype))
-        return (ascended(epsilon, g), jnp.maximum(best, value)), None
-
-    one = jnp.ones((), dtype)
-    start, g = jax.value_and_grad(loss)(params)
-    first = ascended(jax.tree.map(lambda x: jnp.zeros_like(x, dtype), params), g)
-    (last, best), _ = lax.scan(step, (first, jnp.full_like(start, -jnp.inf)), length=count - 1)
-    rise: jax.Array = jnp.maximum(best, loss(_perturbed(params, one, last, dtype))) - start
-    return rise
+    return ascended
 
 
 def m_sharpness(

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from looksam.arguments import did_you_mean
 from looksam.methods import METHODS, label, settings_of
+from looksam.trainer.models import MODELS
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.rule_settings import has_window
 
@@ -155,6 +156,7 @@ def reason_to_skip(form: Form, recipe: Recipe) -> str:
     if importlib.util.find_spec(form.package) is None:
         return f"{form.package} is not installed"
     checks = {
+        f"model={recipe.model}": recipe.model not in MODELS and form.framework == "torch",
         f"groups={recipe.groups}": recipe.groups is not None and form.name != "static",
         f"p={recipe.p}": recipe.p != 2 and form.is_peer,
         f"perturb={recipe.perturb!r}": recipe.perturb is not None and (form.framework == "torch" or form.is_peer),

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
-from looksam.bench import torch_models
 from looksam.bench.cycle import cycle
 from looksam.methods import METHODS
+from looksam.torch import vision_models
 from looksam.torch.sam_family import RULES
+from looksam.trainer.models import MODELS
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.rule_settings import has_window, rule_settings
 
@@ -32,7 +33,9 @@ class EagerSteps:
     def __init__(self, recipe: Recipe, image_shape: Sequence[int], num_classes: int) -> None:
         torch.manual_seed(recipe.seed)
         self.recipe = recipe
-        model = torch_models.build(recipe.model, image_shape, num_classes, **torch_models.options_of(recipe))
+        entry = MODELS[recipe.model]
+        options = {**entry.fixed, **recipe.model_options()}
+        model = vision_models.build(entry.builder, image_shape, num_classes, **options)
         self.model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         height, width, channels = image_shape
         images = torch.randint(0, 256, (recipe.batch_size, channels, height, width), dtype=torch.uint8)

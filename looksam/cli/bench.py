@@ -6,7 +6,7 @@ import pathlib
 from looksam.bench.subjects import DEFAULT_FORMS, DEFAULT_ROWS, FORMS, choose
 from looksam.cli import environment
 from looksam.cli.output import print_json, report, silent, usage
-from looksam.cli.parser import Command, Parser, add_json, add_quiet, add_settings, recipe_named
+from looksam.cli.parser import Command, Parser, add_json, add_quiet, add_recipe, add_settings, recipe_named
 
 DESCRIPTION = """\
 Measure on this machine what each method costs on a recipe, relative to the base optimizer of its own framework. Every
@@ -28,7 +28,7 @@ examples:
 
 def _add_arguments(parser: Parser) -> None:
     parser.usage = "looksam bench RECIPE [--methods M,...] [--forms F,...] [--rounds N] [--SETTING VALUE ...]"
-    parser.add_argument("recipe", metavar="RECIPE", help="a name that `looksam recipes` lists")
+    add_recipe(parser)
     default = ",".join(DEFAULT_ROWS)
     parser.add_argument("--methods", type=_names, metavar="M,...", help=f"the methods ({default} and the recipe's own)")
     parser.add_argument(

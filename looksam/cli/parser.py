@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import pathlib
 import re
 import types
 from collections.abc import Callable, Sequence
@@ -18,10 +19,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin
 
 from looksam.arguments import close_names
+from looksam.cli import environment
 from looksam.cli.output import USAGE, UsageError, usage
 from looksam.methods import METHODS
 from looksam.trainer import recipes
-from looksam.trainer.recipe import SECTIONS, Recipe, parse
+from looksam.trainer.own_code import check_exists
+from looksam.trainer.recipe import SECTIONS, Recipe
+from looksam.trainer.recipe_files import is_recipe_file
+from looksam.trainer.setting_types import parse
 
 
 class Parser(argparse.ArgumentParser):
@@ -65,7 +70,7 @@ class Command:
     def add_to(self, subparsers: Any) -> None:
         parser = subparsers.add_parser(self.name, help=self.help)
         parser.description, parser.epilog = self.description, self.examples
-        parser.set_defaults(run=self.run)
+        parser.set_defaults(run=self.run, parser=parser)
         self.add_arguments(parser)
 
 
@@ -76,13 +81,19 @@ def add_json(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as one line of JSON")
 
 
+def add_recipe(parser: Parser) -> None:
+    parser.add_argument(
+        "recipe", metavar="RECIPE", help="a name that `looksam recipes` lists, or a .py, .toml or .json"
+    )
+
+
 def add_quiet(parser: Parser) -> None:
     parser.add_argument("--quiet", action="store_true", help="print no progress")
 
 
-def add_run(parser: Parser) -> None:
+def add_run(parser: Parser, what: str = "the folder of a run") -> None:
     """The folder of a run, and which of its checkpoints to read."""
-    parser.add_argument("run_dir", metavar="RUN", help="the folder of a run")
+    parser.add_argument("run_dir", metavar="RUN", help=what)
     parser.add_argument(
         "--checkpoint",
         type=_checkpoint,
@@ -156,11 +167,26 @@ def add_settings(parser: Parser) -> None:
         groups[setting.section].add_argument(setting.flag, **_options(setting))
 
 
-def recipe_named(name: str, arguments: argparse.Namespace) -> Recipe:
-    """The recipe of this name, with the given flags in place of its own values."""
+def recipe_named(
+    name: str, arguments: argparse.Namespace, prepare: Callable[[], None] = environment.prepare_jax
+) -> Recipe:
+    """The recipe of this name or in this file, with the given flags in place of its own values.
+
+    ``prepare`` is called before code of the user's own runs, which may import JAX.
+    """
     given = {s.name: getattr(arguments, s.name) for s in settings() if hasattr(arguments, s.name)}
+    if recipes.is_code(name):
+        prepare()
     with usage():
-        return recipes.find(name).recipe.replace(**given)
+        recipe = recipes.find(name).recipe.replace(**given)
+        check_exists("model", recipe.model)
+        check_exists("dataset", recipe.dataset)
+    return recipe
+
+
+def run_name(recipe: str) -> str:
+    """The name of a recipe in that of a run's folder: without the folder and the ending of a file."""
+    return recipe if recipe in recipes.ALL or not is_recipe_file(recipe) else pathlib.Path(recipe).stem
 
 
 def _docstrings() -> dict[str, str]:

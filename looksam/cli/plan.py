@@ -4,17 +4,19 @@ import argparse
 import math
 
 from looksam.cli.output import print_json, report, silent, usage
-from looksam.cli.parser import Command, Parser, add_json, add_quiet, add_settings, recipe_named
+from looksam.cli.parser import Command, Parser, add_json, add_quiet, add_recipe, add_settings, recipe_named
 from looksam.trainer import plan
 
 DESCRIPTION = """\
 Compile the programs of a recipe for a mesh of virtual devices (one device without --mesh), with and without the second
 gradient, and count what each device computes, sends and holds in memory. A chip's published figures turn that into
-hours for the optimizer alone, for the rule on every step, and for the recipe's method, next to the paper's. No data is
-read, no weights are allocated, and nothing is trained.
+hours for the optimizer alone, for the rule on every step, and for the recipe's method, next to the paper's. Where the
+memory of a device is too small, the flags of a mesh and a micro-batch that would fit are printed. No data is read, no
+weights are allocated, and nothing is trained.
 """
 EXAMPLES = """\
 examples:
+  looksam plan vit_b16-lamb-32768-look_layer_sam                             which mesh would it take?
   looksam plan vit_b16-lamb-32768-look_layer_sam --mesh data=8 --microbatch 1024
   looksam plan vit_b16-lamb-32768-look_layer_sam --mesh data=2048 --chip tpu-v3 --dtype bfloat16
   looksam plan vit_b16-look_sam-5 --mesh data=4,fsdp=2 --microbatch 512 --chip h100 --utilisation 0.5
@@ -23,7 +25,7 @@ examples:
 
 def _add_arguments(parser: Parser) -> None:
     parser.usage = "looksam plan RECIPE [--mesh MESH] [--chip CHIP] [--utilisation X] [--json] [--SETTING VALUE ...]"
-    parser.add_argument("recipe", metavar="RECIPE", help="a name that `looksam recipes` lists")
+    add_recipe(parser)
     parser.add_argument(
         "--chip",
         default="tpu-v3",
@@ -43,11 +45,11 @@ def _add_arguments(parser: Parser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    recipe = recipe_named(arguments.recipe, arguments)
+    recipe = recipe_named(arguments.recipe, arguments, prepare=lambda: None)
     with usage():
         chip = plan.find_chip(arguments.chip)
         plan.check_utilisation(arguments.utilisation)
-    plan.use_virtual_devices(math.prod(recipe.mesh_sizes() or (1,)))  # before JAX is loaded
+    plan.use_virtual_devices(math.prod(recipe.mesh_sizes() or (1,)))  # before JAX starts
     result = plan.make_plan(recipe, chip, arguments.utilisation, silent if arguments.quiet else report)
     if arguments.json:
         print_json({"name": arguments.recipe} | result)

@@ -1,4 +1,4 @@
-"""``looksam train`` and ``looksam eval``: a recipe and flags in, a trained model and its scores out."""
+"""``looksam train``: a recipe and flags in, a trained model and its scores out."""
 
 import argparse
 import pathlib
@@ -6,19 +6,21 @@ import signal
 from typing import Any
 
 from looksam.cli.environment import prepare_jax
-from looksam.cli.output import SIGNALLED, existing_run, print_result, report
+from looksam.cli.output import FAILED, SIGNALLED, print_result, report
 from looksam.cli.parser import (
     Command,
     Parser,
     add_json,
     add_processes,
     add_quiet,
-    add_run,
+    add_recipe,
     add_settings,
     process_arguments,
     recipe_named,
+    run_name,
 )
 from looksam.trainer.run_directory import check_recipe
+from looksam.trainer.trackers import check_installed
 
 TRAIN_DESCRIPTION = """\
 Train with a recipe. Each of its settings has a flag below that overrides the recipe's value; "none" clears a setting
@@ -29,22 +31,18 @@ examples:
   looksam train digits-noise30
   looksam train digits-noise30 --method sam --rho 0.6 --seed 1 --run-dir runs/digits-sam
   looksam train digits-noise30 --start 0.8          the rule acts in the last fifth of the run
+  looksam train digits-noise30 --validation 0.2 --patience 5 --max-minutes 30
   looksam train cifar100-small-resnet --data-dir data --download --epochs 5
+  looksam train folder-resnet --data-dir photos     your own images: photos/train/CLASS/*.jpg and photos/val
+  looksam train my_recipe.py --model net.py:build   your own recipe and model
+  looksam train folder-vit --data-dir photos --init-from runs/other --freeze "^(embed|blocks/[0-3])/"
   looksam recipes --json digits     the settings of a recipe
-"""
-EVAL_DESCRIPTION = """\
-Evaluate a checkpoint of a run on the data that its recipe names. The run may still be training.
-"""
-EVAL_EXAMPLES = """\
-examples:
-  looksam eval runs/digits-noise30-seed0
-  looksam eval runs/digits-noise30-seed0 --checkpoint best --json
 """
 
 
 def _add_train_arguments(parser: Parser) -> None:
     parser.usage = "looksam train RECIPE [--run-dir DIR] [--json] [--quiet] [--SETTING VALUE ...]"
-    parser.add_argument("recipe", metavar="RECIPE", help="a name that `looksam recipes` lists")
+    add_recipe(parser)
     parser.add_argument("--run-dir", metavar="DIR", help="folder of the run; by default runs/RECIPE-seedSEED")
     add_json(parser)
     add_quiet(parser)
@@ -54,8 +52,9 @@ def _add_train_arguments(parser: Parser) -> None:
 
 def _train(arguments: argparse.Namespace) -> int:
     recipe = recipe_named(arguments.recipe, arguments)
-    run_dir = pathlib.Path(arguments.run_dir or f"runs/{arguments.recipe}-seed{recipe.seed}")
+    run_dir = pathlib.Path(arguments.run_dir or f"runs/{run_name(arguments.recipe)}-seed{recipe.seed}")
     processes = process_arguments(arguments)
+    check_installed(recipe)
     if recipe.groups != "device":  # which the devices decide, and so JAX
         check_recipe(run_dir, recipe)
     prepare_jax()
@@ -69,23 +68,9 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _exit_code(result: dict[str, Any]) -> int:
-    if result["status"] == "finished":
-        return 0
-    return SIGNALLED + int(result.get("signal") or signal.SIGINT)
-
-
-def _add_eval_arguments(parser: Parser) -> None:
-    add_run(parser)
-    add_json(parser)
-
-
-def _evaluate(arguments: argparse.Namespace) -> int:
-    directory = existing_run(arguments.run_dir)
-    prepare_jax()
-    from looksam.trainer import evaluate_run
-
-    print_result(evaluate_run(directory, checkpoint=arguments.checkpoint), as_json=arguments.json)
-    return 0
+    if result["status"] == "interrupted":
+        return SIGNALLED + int(result.get("signal") or signal.SIGINT)
+    return FAILED if result["status"] == "diverged" else 0  # also where --max-minutes stopped it, as asked
 
 
 COMMANDS = (
@@ -96,13 +81,5 @@ COMMANDS = (
         TRAIN_EXAMPLES,
         _add_train_arguments,
         _train,
-    ),
-    Command(
-        "eval",
-        "evaluate a checkpoint of a run",
-        EVAL_DESCRIPTION,
-        EVAL_EXAMPLES,
-        _add_eval_arguments,
-        _evaluate,
     ),
 )

@@ -6,7 +6,7 @@ import numpy as np
 
 from looksam.analysis import pac_bayes_bound
 from looksam.experiments import table_cifar100, table_vit
-from looksam.experiments.engine.runner import SHARPNESS_RHO, parameter_count
+from looksam.experiments.engine.runner import SHARPNESS_RHO
 from looksam.experiments.engine.runs import Run, Store
 from looksam.experiments.engine.tuner import reported_records
 from looksam.experiments.experiment import Experiment, Findings
@@ -16,6 +16,7 @@ from looksam.experiments.small_scale import resnet_studies, vit_studies
 from looksam.methods import label
 from looksam.trainer.data import Dataset, Images
 from looksam.trainer.recipe import Recipe
+from looksam.trainer.training import parameter_count
 
 DELTA = 0.05
 TERMS = ("bound", "worst loss", "slack", "weights", "confidence", "constant")

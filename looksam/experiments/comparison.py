@@ -11,28 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from looksam.experiments.engine.runner import (
-    CURVE_POINTS,
-    SHARPNESS_RHO,
-    Runner,
-    curve_epochs,
-    device_arrays,
-    parameter_count,
-)
-from looksam.experiments.engine.runs import versions
-from looksam.experiments.engine.timer import steps_of_runner, time_ratios
+from looksam.experiments.engine.runner import CURVE_POINTS, SHARPNESS_RHO, Runner, curve_epochs
+from looksam.experiments.engine.runs import Record, Run, Store, versions
+from looksam.experiments.engine.side_by_side import Progress, SideBySide
 from looksam.experiments.engine.tuner import Settings, best, grid_around, mean_scores, starting_settings
 from looksam.experiments.experiment import mean_entry
 from looksam.experiments.report.text import entry_text
 from looksam.methods import parse_row, settings_of
-from looksam.trainer.batches import load
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.recipes.small import DIGITS_GRIDS, DIGITS_SELECTED
 from looksam.trainer.rule_settings import gradients_per_step
 from looksam.trainer.run_directory import write_atomically
 
 VERSION = 1  # of results.json and tuning.json
-VMAPPED_PARAMETERS = 150_000  # larger models train one seed at a time, to bound the memory
 Report = Callable[[str], None]
 
 
@@ -71,7 +62,14 @@ def _named(row: str) -> Settings:
 
 
 def compare(
-    recipe: Recipe, settings: dict[str, Settings], *, seeds: int, rounds: int = 20, report: Report = print
+    recipe: Recipe,
+    settings: dict[str, Settings],
+    *,
+    seeds: int,
+    rounds: int = 20,
+    store: Store | None = None,
+    report: Report = print,
+    progress: Progress = lambda title, done, total: None,
 ) -> dict[str, Any]:
     """Trains every method at its own settings and returns the results as plain numbers.
 
@@ -80,23 +78,32 @@ def compare(
       settings: the ρ, α and k of each method, by the name of its row. ``"base"`` is always trained.
       seeds: the number of runs of each method, from ``recipe.seed`` on.
       rounds: the number of rounds of interleaved timing.
+      store: where finished runs are kept; those in it are not trained again.
       report: receives one line of text per method.
+      progress: called with what is being done, the work done and all work of this call.
     """
-    dataset = load(recipe)
-    arrays = device_arrays(dataset)
-    together = seeds if parameter_count(recipe, dataset) <= VMAPPED_PARAMETERS else 1
     everything: dict[str, Settings] = {"base": {}} | settings
     recipes = {name: recipe.replace(**settings_of(name) | values) for name, values in everything.items()}
-    runners = {name: Runner(own, dataset, arrays) for name, own in recipes.items()}  # raises before any time is spent
+    runs = {
+        name: [Run("compare", own.replace(seed=own.seed + i)) for i in range(seeds)] for name, own in recipes.items()
+    }
+    trainer = SideBySide(recipe, runs, store, progress)
+    trainer.add_timing(rounds)
     results = {}
-    for name, runner in runners.items():
-        own = recipes[name]
-        outcome = _trained(runner, [own.replace(seed=own.seed + i) for i in range(seeds)], together)
-        gradients = gradients_per_step(own, runner.total_steps)
-        results[name] = {"settings": everything[name], "gradients_per_step": gradients} | outcome
-        report(f"{name}: {entry_text(mean_entry(outcome['accuracy']))} %")
-    steps = {name: steps_of_runner(runner) for name, runner in runners.items()}
-    for name, quartiles in time_ratios(steps, rounds).items():
+    for name, own in recipes.items():
+        records, trained = trainer.records(name, CURVE_POINTS, _with_sharpness)
+        outcome = {field: [record[field] for record in records] for field in ("sharpness_train", "sharpness_test")}
+        curve = np.array([record["accuracy"] for record in records]).T
+        gradients = gradients_per_step(own, trainer.runners[name].total_steps)
+        results[name] = {
+            "settings": everything[name],
+            "gradients_per_step": gradients,
+            "accuracy": curve[-1].tolist(),
+            "curve": curve.tolist(),
+            **outcome,
+        }
+        report(f"{name}: {entry_text(mean_entry(curve[-1]))} %{trainer.kept_text(seeds - trained)}")
+    for name, quartiles in trainer.timed(rounds).items():
         results[name]["time_ratio"] = quartiles
     return {
         "version": VERSION,
@@ -109,42 +116,42 @@ def compare(
     }
 
 
-def _trained(runner: Runner, recipes: list[Recipe], together: int) -> dict[str, list[Any]]:
-    """The learning curves and the sharpness at their end, of all runs."""
-    parts = []
-    for curves in runner.trained(recipes, together, CURVE_POINTS):
-        sharpness = (runner.loss_and_sharpness(images)[1] for images in (runner.train, runner.test))
-        parts.append((curves.accuracy, *sharpness))
-    curve, on_train, on_test = (np.concatenate(part, axis=-1) for part in zip(*parts, strict=True))
-    return {
-        "accuracy": curve[-1].tolist(),
-        "curve": curve.tolist(),
-        "sharpness_train": on_train.tolist(),
-        "sharpness_test": on_test.tolist(),
-    }
+def _with_sharpness(runner: Runner) -> Record:
+    """The sharpness at the end of training, of the runs that have just ended."""
+    on_train, on_test = (runner.loss_and_sharpness(images)[1] for images in (runner.train, runner.test))
+    return {"sharpness_train": on_train, "sharpness_test": on_test}
 
 
-def tune(recipe: Recipe, grids: dict[str, list[Settings]], *, seeds: int, report: Report = print) -> dict[str, Any]:
+def tune(
+    recipe: Recipe,
+    grids: dict[str, list[Settings]],
+    *,
+    seeds: int,
+    store: Store | None = None,
+    report: Report = print,
+    progress: Progress = lambda title, done, total: None,
+) -> dict[str, Any]:
     """Selects, for each method, the setting of its grid with the best mean accuracy on a validation split.
 
-    The split is taken from the training set, so the test set is not read. All settings and seeds train together.
+    The split is taken from the training set, so the test set is not read. All settings and seeds of a small model train
+    together. ``store`` and ``progress`` are those of ``compare``.
     """
     if not recipe.validation:
         raise ValueError("tuning needs a validation split; pass --validation, the share of the training set held out.")
-    dataset = load(recipe)
-    arrays = device_arrays(dataset)
-    first = {name: recipe.replace(**settings_of(name) | grid[0]) for name, grid in grids.items()}
-    runners = {name: Runner(own, dataset, arrays) for name, own in first.items()}  # raises before any time is spent
+    first = {name: recipe.replace(**settings_of(name)) for name in grids}
+    runs = {
+        name: [Run("select", first[name].replace(seed=recipe.seed + i, **s)) for s in grid for i in range(seeds)]
+        for name, grid in grids.items()
+    }
+    trainer = SideBySide(recipe, runs, store, progress)
     results = {}
     for name, grid in grids.items():
-        own = first[name]
-        recipes = [own.replace(seed=own.seed + i, **setting) for setting in grid for i in range(seeds)]
-        (curves,) = runners[name].trained(recipes, len(recipes), points=1)
-        accuracy = curves.accuracy[-1].reshape(len(grid), seeds)
-        for setting, values in zip(grid, accuracy, strict=True):
+        records, trained = trainer.records(name, 1, lambda runner: {})
+        accuracy = np.array([record["accuracy"][-1] for record in records]).reshape(len(grid), seeds)
+        for setting, values in zip(grid, accuracy.tolist(), strict=True):
             report(f"{name} {setting}: {entry_text(mean_entry(values))} %")
         chosen = grid[best(mean_scores(accuracy))]
-        report(f"{name}: selected {chosen}")
+        report(f"{name}: selected {chosen}{trainer.kept_text(len(records) - trained)}")
         results[name] = {"selected": chosen, "grid": grid, "accuracy": accuracy.tolist()}
     return {
         "version": VERSION,

@@ -12,6 +12,7 @@ from looksam.experiments.report.text import section_markdown
 from looksam.methods import METHODS
 from looksam.trainer import recipes
 from looksam.trainer.recipe import Recipe
+from looksam.trainer.run_directory import RunError
 
 
 class Stopped(Exception):  # noqa: N818 - nothing went wrong
@@ -91,6 +92,8 @@ def _run(name: str, recipe: Recipe, folder: pathlib.Path, report: Callable[[str]
 
     report(f"{name}, seed {recipe.seed}")
     result = run(recipe, folder / f"{name}-seed{recipe.seed}", report=report)
-    if result["status"] != "finished":
+    if result["status"] == "interrupted":
         raise Stopped(int(result["signal"]))
+    if result["status"] != "finished":
+        raise RunError(f"{name}, seed {recipe.seed}, has {result['status']}; see {result['run_dir']}.")
     return result["test_accuracy"]

@@ -50,14 +50,20 @@ def gsam_gradient(alpha: ScalarOrSchedule) -> RefreshGradient:
     """
     if arguments.is_number(validation.setting("alpha", alpha)) and alpha == 0:
         return sam_gradient()  # the very program, which XLA rounds alike
+    return RefreshGradient(GSAMWeights(alpha))
 
-    def weights(products: GradientProducts, count: jax.Array) -> tuple[Scalar, Scalar]:
+
+@dataclass(frozen=True, eq=False)
+class GSAMWeights:
+    """The weights of g_s and g in what GSAM returns."""
+
+    alpha: ScalarOrSchedule
+
+    def __call__(self, products: GradientProducts, count: jax.Array) -> tuple[Scalar, Scalar]:
         g_s_squared = products.g_s_squared
         # ‖g_⊥‖ = ‖g‖ ‖g_v‖/‖g_s‖: it is rounding, relative to ‖g‖, exactly where g_v is, relative to ‖g_s‖ (9).
-        strength = jnp.where(products.g_v_norm > 0, value_at(alpha, count, g_s_squared.dtype), 0)
+        strength = jnp.where(products.g_v_norm > 0, value_at(self.alpha, count, g_s_squared.dtype), 0)
         return 1 + strength * pytree.divide(products.along, g_s_squared), -strength  # (13)
-
-    return RefreshGradient(weights)
 
 
 def plain_gradient() -> BetweenGradient:
@@ -72,11 +78,17 @@ def reused_g_v(alpha: ScalarOrSchedule = 0.7, store_dtype: DTypeLike | None = No
       alpha, store_dtype: as for ``looksam.look_sam``.
     """
     validation.setting("alpha", alpha)
+    return BetweenGradient(LookSAMWeight(alpha), validation.storage(store_dtype))
 
-    def weight(g_norm: Scalar, g_v_norm: Scalar, count: jax.Array) -> Scalar:
-        return value_at(alpha, count, g_norm.dtype) * pytree.divide(g_norm, g_v_norm)  # (11)
 
-    return BetweenGradient(weight, validation.storage(store_dtype))
+@dataclass(frozen=True, eq=False)
+class LookSAMWeight:
+    """The weight of g_v in what LookSAM returns between two refreshes."""
+
+    alpha: ScalarOrSchedule
+
+    def __call__(self, g_norm: Scalar, g_v_norm: Scalar, count: jax.Array) -> Scalar:
+        return value_at(self.alpha, count, g_norm.dtype) * pytree.divide(g_norm, g_v_norm)  # (11)
 
 
 def value_at(setting: Any, count: jax.Array, dtype: DTypeLike) -> Scalar:

@@ -9,10 +9,11 @@ from looksam.rules.batching import Groups
 from looksam.rules.choices import BetweenGradient, RefreshGradient, ScalarOrSchedule, plain_gradient, sam_gradient
 from looksam.rules.momentum_rule import MomentumPerturbation, MomentumRule
 from looksam.rules.perturbation import ByPath, Perturbation
-from looksam.rules.rule import Rule
+from looksam.rules.rule import Rule, shows_call
 from looksam.schedule import RefreshSchedule, every
 
 
+@shows_call
 def compose(
     perturbation: Perturbation | MomentumPerturbation,
     rho: ScalarOrSchedule,

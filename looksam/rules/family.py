@@ -1,10 +1,8 @@
 """The rules that have a name, each a composition of the four choices.
 
 To add a rule, write its factory here, list it in ``__all__``, describe it in ``looksam.methods`` and write its NumPy
-reference in tests/support/oracle.py. Everything else follows from these.
-
-Reference: Liu et al., "Towards Efficient and Scalable Sharpness-Aware Minimization", CVPR 2022, and what each rule
-names. The papers leave some points open; docs/maths.md says how each is read here.
+reference in tests/support/oracle.py. Everything else follows from these. The paper behind the package is Liu et al.,
+"Towards Efficient and Scalable Sharpness-Aware Minimization", CVPR 2022; docs/maths.md says how open points are read.
 """
 
 from collections.abc import Sequence
@@ -23,12 +21,13 @@ from looksam.rules.perturbation import (
     global_perturbation,
     layerwise_perturbation,
 )
-from looksam.rules.rule import Rule
+from looksam.rules.rule import Rule, shows_call
 from looksam.schedule import every
 
 __all__ = ["asam", "gsam", "layer_sam", "look_layer_sam", "look_sam", "msam", "sam", "sam_k"]
 
 
+@shows_call
 def sam(
     rho: ScalarOrSchedule,
     *,
@@ -46,8 +45,7 @@ def sam(
     Args:
       rho: radius ρ ≥ 0 of the perturbation: a number, an array scalar or a schedule of the rule's step count.
       p: norm in which the radius is measured, 1 < p ≤ ∞.
-      start: the first step on which the rule acts; before it, the base optimizer gets the plain gradient, at the cost
-        of one.
+      start: the first step on which the rule acts; before it, the base optimizer gets the plain gradient.
       stop: the step from which on it gets the plain gradient again; None for the end of training.
       perturb: a function from a parameter's path, like ``"block/kernel"``, to whether it is perturbed; by default all
         are. The others neither move nor count in the norms of ε.
@@ -79,6 +77,7 @@ def sam(
     )
 
 
+@shows_call
 def sam_k(
     rho: ScalarOrSchedule,
     k: int,
@@ -113,6 +112,7 @@ def sam_k(
     )
 
 
+@shows_call
 def look_sam(
     rho: ScalarOrSchedule,
     alpha: ScalarOrSchedule = 0.7,
@@ -165,6 +165,7 @@ def look_sam(
     )
 
 
+@shows_call
 def layer_sam(
     rho: ScalarOrSchedule,
     *,
@@ -211,6 +212,7 @@ def layer_sam(
     )
 
 
+@shows_call
 def look_layer_sam(
     rho: ScalarOrSchedule,
     alpha: ScalarOrSchedule = 0.7,
@@ -236,8 +238,7 @@ def look_layer_sam(
       >>> import jax, jax.numpy as jnp, looksam, optax
       >>> loss = lambda w: jnp.sum(w["kernel"] ** 4) + jnp.sum(w["bias"] ** 2)
       >>> params = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
-      >>> tx = optax.lamb(0.1)
-      >>> rule = looksam.look_layer_sam(rho=1.0, k=2)
+      >>> rule, tx = looksam.look_layer_sam(rho=1.0, k=2), optax.lamb(0.1)
       >>> @jax.jit
       ... def step(params, state, opt_state):
       ...     value, grads, state, info = rule.gradient(jax.value_and_grad(loss), params, state)
@@ -265,6 +266,7 @@ def look_layer_sam(
     )
 
 
+@shows_call
 def asam(
     rho: ScalarOrSchedule,
     *,
@@ -283,8 +285,7 @@ def asam(
     network does not change the rule. Its ρ is larger than SAM's, about tenfold.
 
     Args:
-      rho: as for ``sam``.
-      p: as for ``sam``.
+      rho, p: as for ``sam``.
       eta: η ≥ 0, which lets weights near 0 move.
       scale: a function from a parameter's path to whether it is scaled by its size (else T = 1); by default all are.
       start, stop, perturb, groups, batch_argnums: as for ``sam``.
@@ -312,6 +313,7 @@ def asam(
     )
 
 
+@shows_call
 def gsam(
     rho: ScalarOrSchedule,
     alpha: ScalarOrSchedule,
@@ -356,6 +358,7 @@ def gsam(
     )
 
 
+@shows_call
 def msam(
     rho: ScalarOrSchedule,
     momentum: float = 0.9,

@@ -65,7 +65,8 @@ class MomentumRule(Rule):
     ) -> tuple[Any, Vector, MomentumState, StepInfo]:
         self._check(params, state, refresh)
         weights = self._weights(params, state, refresh)
-        value, g = checked_value_and_grad(value_and_grad, weights, *args)
+        with validation.unchanged(params if refresh is not False else ()):
+            value, g = checked_value_and_grad(value_and_grad, weights, *args)
         return value, *self._step(g, state, refresh)
 
     def transform(  # type: ignore[override]
@@ -78,7 +79,9 @@ class MomentumRule(Rule):
         refresh: bool | None = None,
     ) -> tuple[Vector, MomentumState, StepInfo]:
         self._check(params, state, refresh)
-        only = g if refresh is False else gradient_at(self._weights(params, state, refresh))
+        weights = self._weights(params, state, refresh)
+        with validation.unchanged(params if refresh is not False else ()):
+            only = g if refresh is False else gradient_at(weights)
         validation.check_gradient(params, only)
         return self._step(only, state, refresh)
 
@@ -104,6 +107,7 @@ class MomentumRule(Rule):
 
     def _step(self, g: Vector, state: MomentumState, refresh: bool | None) -> tuple[Vector, MomentumState, StepInfo]:
         """Returns g, and adds it to the momentum on the steps on which the rule acts, unless it is not finite."""
+        self._check_refresh(state, refresh)
         dtype, acts = state.v_norm.dtype, self._acts(state, refresh)
         norm, no = jnp.sqrt(pytree.squared_norm(g, dtype)), jnp.zeros((), bool)
         info = StepInfo(norm, norm, jnp.zeros_like(norm), jnp.ones_like(norm), refreshed=acts, fell_back=no)
@@ -129,5 +133,6 @@ class MomentumRule(Rule):
         """Returns whether this step perturbs: as ``refresh`` says, or by the count."""
         return jnp.asarray(self.schedule.is_active(state.count) if refresh is None else refresh)
 
-    def _check(self, params: Vector, state: Any, refresh: Any) -> None:
-        validation.check_step(params, state, MomentumState, refresh)
+    @property
+    def _state_type(self) -> type:
+        return MomentumState

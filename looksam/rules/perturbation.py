@@ -1,12 +1,13 @@
 """The perturbation ε = ρ · perturbation(g, w), the first choice of a rule: where SAM takes its second gradient.
 
 All perturbations are built from one direction, ``steepest``: the unit vector of the p-norm along which the loss rises
-fastest. A perturbation of your own is any function like those that are returned here. The numbers in parentheses are
-the equations of docs/maths.md.
+fastest. A perturbation of your own is any function ``(g, params, dtype) -> ε/ρ``. Those here are objects instead of
+closures, so that rules can be pickled and shown. The numbers in parentheses are the equations of docs/maths.md.
 """
 
 import math
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -23,19 +24,47 @@ Layers = Callable[[str], Hashable]  # a parameter's path, like "block/kernel", t
 Perturbation = Callable[[Vector, Vector, DTypeLike], Vector]  # (g, params, accumulator) -> ε / ρ
 
 
+@dataclass(frozen=True)
+class GlobalPerturbation:
+    """SAM's perturbation; create one with ``global_perturbation``."""
+
+    p: float
+
+    def __call__(self, g: Vector, params: Vector, dtype: DTypeLike) -> Vector:
+        del params
+        return steepest(g, self.p, dtype)
+
+
 def global_perturbation(p: float = 2.0) -> Perturbation:
     """SAM's perturbation: one direction of p-norm 1 for the whole parameter vector.
 
     Args:
       p: norm in which the radius is measured, 1 < p ≤ ∞.
     """
-    p = arguments.exponent(p)
+    return GlobalPerturbation(arguments.exponent(p))
 
-    def perturbation(g: Vector, params: Vector, dtype: DTypeLike) -> Vector:
-        del params
-        return steepest(g, p, dtype)
 
-    return perturbation
+@dataclass(frozen=True)
+class LayerwisePerturbation:
+    """LayerSAM's perturbation; create one with ``layerwise_perturbation``."""
+
+    p: float
+    scaling: str
+    layers: Layers | None
+
+    def __call__(self, g: Vector, params: Vector, dtype: DTypeLike) -> Vector:
+        names = layer_names(params, self.layers)
+        weight_norms = layer_norms(params, names, dtype)  # T
+        if self.scaling == "adaptive":
+            return _times(weight_norms, steepest(_times(weight_norms, g), self.p, dtype))  # (6)
+        if self.scaling == "normalized":  # does not depend on the scale of g; a unit g keeps Λ and ‖u‖ in range
+            g = steepest(g, 2, dtype)
+        ratios = jax.tree.map(pytree.divide, weight_norms, layer_norms(g, names, dtype))  # Λ, 0 where g_i = 0
+        u = _times(ratios, steepest(g, self.p, dtype))
+        if self.scaling == "literal":
+            return u  # (5)
+        length = p_norm(u, self.p, dtype)
+        return pytree.scale(pytree.divide(jnp.ones_like(length), length), u)  # (4)
 
 
 def layerwise_perturbation(
@@ -46,25 +75,25 @@ def layerwise_perturbation(
     Args:
       p, scaling, layers: as for ``looksam.layer_sam``.
     """
-    p = arguments.exponent(p)
-    arguments.layer_scaling(scaling)
     arguments.name_function("layers", layers, "block/kernel", "the name of its layer")
+    return LayerwisePerturbation(arguments.exponent(p), arguments.layer_scaling(scaling), layers)
 
-    def perturbation(g: Vector, params: Vector, dtype: DTypeLike) -> Vector:
-        names = layer_names(params, layers)
-        weight_norms = layer_norms(params, names, dtype)  # T
-        if scaling == "adaptive":
-            return _times(weight_norms, steepest(_times(weight_norms, g), p, dtype))  # (6)
-        if scaling == "normalized":  # does not depend on the scale of g; a unit g keeps Λ and ‖u‖ in range
-            g = steepest(g, 2, dtype)
-        ratios = jax.tree.map(pytree.divide, weight_norms, layer_norms(g, names, dtype))  # Λ, 0 where g_i = 0
-        u = _times(ratios, steepest(g, p, dtype))
-        if scaling == "literal":
-            return u  # (5)
-        length = p_norm(u, p, dtype)
-        return pytree.scale(pytree.divide(jnp.ones_like(length), length), u)  # (4)
 
-    return perturbation
+@dataclass(frozen=True, eq=False)
+class ElementwisePerturbation:
+    """ASAM's perturbation; create one with ``elementwise_perturbation``."""
+
+    p: float
+    eta: ArrayLike
+    scale: ByPath | None
+
+    def __call__(self, g: Vector, params: Vector, dtype: DTypeLike) -> Vector:
+        sizes = jax.tree_util.tree_map_with_path(lambda path, w: self._size(path, w, dtype), params)  # T
+        return _times(sizes, steepest(_times(sizes, g), self.p, dtype))  # (12)
+
+    def _size(self, path: Any, w: jax.Array, dtype: DTypeLike) -> jax.Array:
+        is_scaled = self.scale is None or self.scale(pytree.path_string(path))
+        return jnp.abs(jnp.asarray(w, dtype)) + jnp.asarray(self.eta, dtype) if is_scaled else jnp.ones((), dtype)
 
 
 def elementwise_perturbation(p: float = 2.0, eta: ArrayLike = 0.01, scale: ByPath | None = None) -> Perturbation:
@@ -73,18 +102,8 @@ def elementwise_perturbation(p: float = 2.0, eta: ArrayLike = 0.01, scale: ByPat
     Args:
       p, eta, scale: as for ``looksam.asam``.
     """
-    p, eta = arguments.exponent(p), validation.non_negative("eta", eta)
     arguments.name_function("scale", scale, "block/kernel", "True or False")
-
-    def perturbation(g: Vector, params: Vector, dtype: DTypeLike) -> Vector:
-        def size(path: Any, w: jax.Array) -> jax.Array:
-            is_scaled = scale is None or scale(pytree.path_string(path))
-            return jnp.abs(jnp.asarray(w, dtype)) + jnp.asarray(eta, dtype) if is_scaled else jnp.ones((), dtype)
-
-        sizes = jax.tree_util.tree_map_with_path(size, params)  # T
-        return _times(sizes, steepest(_times(sizes, g), p, dtype))  # (12)
-
-    return perturbation
+    return ElementwisePerturbation(arguments.exponent(p), validation.non_negative("eta", eta), scale)
 
 
 def steepest(g: Vector, p: float, dtype: DTypeLike) -> Vector:

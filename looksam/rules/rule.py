@@ -8,9 +8,10 @@ decide between refresh and reuse, perturb, take the second gradient.
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax.numpy as jnp
 from jax import lax
@@ -25,9 +26,21 @@ from looksam.schedule import RefreshSchedule
 
 ValueAndGrad = Callable[..., tuple[Any, Vector]]  # (params, *args) -> (value, gradient), as from jax.value_and_grad
 Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 
 
-@dataclass(frozen=True, eq=False)
+class FactoryCall(NamedTuple):
+    """The call that made a rule, such as ``look_sam(rho=0.1, alpha=0.7, k=5)``, for ``repr``."""
+
+    name: str
+    arguments: dict[str, Any]
+
+    def __str__(self) -> str:
+        shown = {name: getattr(value, "__qualname__", repr(value)) for name, value in self.arguments.items()}
+        return f"{self.name}({', '.join(f'{name}={value}' for name, value in shown.items())})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Rule:
     """A sharpness-aware rule: pure functions of parameters, gradients and state.
 
@@ -35,6 +48,8 @@ class Rule:
     hyper-parameters. ``refresh``, an argument of ``gradient`` and ``transform``, says whether the second gradient is
     taken. ``None`` decides on the device by the carried count, inside one program. ``True`` or ``False`` decides at
     trace time, for loops that know the step: two programs, and the one for ``False`` contains a single gradient.
+
+    A rule is data: it shows its hyper-parameters, and can be pickled if the functions that it was given can.
     """
 
     perturbation: Perturbation
@@ -46,6 +61,13 @@ class Rule:
     groups: Groups | None = None  # parts of the batch that are perturbed separately; None: the whole batch as one
     batch_argnums: Sequence[int] | None = None  # the arguments that are split into groups; None: all
     decides_by_cond: bool = False  # with ``refresh=None``; see ``differentiable``
+    checks_refresh: bool = False  # see ``checked``
+    call: FactoryCall | None = None  # that made the rule
+
+    def __repr__(self) -> str:
+        changes = {".differentiable()": self.decides_by_cond, ".checked()": self.checks_refresh}
+        made = object.__repr__(self) if self.call is None else str(self.call)
+        return made + "".join(change for change, is_made in changes.items() if is_made)
 
     def init(self, params: Vector) -> State:
         """Returns the state before the first step, a pytree of arrays."""
@@ -74,6 +96,7 @@ class Rule:
             value, g = clean(params, *args)
             gradient_at = lambda weights: value_and_grad(weights, *args)[1]
             return value, *self.transform(g, gradient_at, params, state, refresh=refresh)
+        self._check_refresh(state, refresh)
         state = self._without_old_g_v(state)
 
         def refresh_step() -> tuple[Any, Vector, State, StepInfo]:
@@ -104,11 +127,14 @@ class Rule:
         """
         validation.no_groups(self.groups)
         self._check(params, state, refresh)
+        self._check_refresh(state, refresh)
         validation.check_gradient(params, g)
         state = self._without_old_g_v(state)
 
         def second_gradient(g: Vector) -> Vector:
-            g_s = gradient_at(self.perturb(g, params, state))  # (7)
+            weights = self.perturb(g, params, state)
+            with validation.unchanged(params):
+                g_s = gradient_at(weights)  # (7)
             validation.check_gradient(params, g_s)
             return g_s
 
@@ -133,6 +159,23 @@ class Rule:
         anyway.
         """
         return dataclasses.replace(self, decides_by_cond=True)
+
+    def checked(self) -> "Rule":
+        """Returns the rule with a check, for debugging, that ``refresh`` agrees with the count that the state carries.
+
+        A loop that passes ``refresh=rule.refreshes(i)`` counts its steps itself. Where its count and that of the state
+        differ, as after a checkpoint of which only one was restored, the step raises a ``ValueError``. Under ``jit``
+        the check is a host callback, and JAX reports the error as a ``jax.errors.JaxRuntimeError``.
+
+        Example:
+          >>> import jax, looksam
+          >>> rule = looksam.look_sam(rho=0.1, k=5).checked()
+          >>> value_and_grad = jax.value_and_grad(lambda w: w**2)
+          >>> rule.gradient(value_and_grad, 3.0, rule.init(3.0), refresh=False)  # doctest: +ELLIPSIS
+          Traceback (most recent call last):
+          ValueError: refresh=False on step 0, by the count in state, and that step refreshes; ...
+        """
+        return dataclasses.replace(self, checks_refresh=True)
 
     def perturb(self, g: Vector, params: Vector, state: Any) -> Vector:
         """Returns the perturbed parameters w + ε, where the second gradient is taken."""
@@ -173,10 +216,37 @@ class Rule:
         """Returns, for each parameter, whether it is perturbed."""
         return validation.perturbed_leaves(params, self.is_perturbed)
 
+    @property
+    def _state_type(self) -> type:
+        return SAMState if self._reuse_weight is None else LookSAMState
+
     def _check(self, params: Vector, state: Any, refresh: Any) -> None:
-        validation.check_step(params, state, SAMState if self._reuse_weight is None else LookSAMState, refresh)
+        validation.check_step(params, state, self._state_type, refresh)
+
+    def _check_refresh(self, state: Any, refresh: bool | None) -> None:
+        if self.checks_refresh and refresh is not None:
+            validation.check_refresh(refresh, self.schedule.refreshes, state.count)
 
 
 def checked_value_and_grad(value_and_grad: ValueAndGrad, params: Vector, *args: Any) -> tuple[Any, Vector]:
     """Returns the value and the gradient, after a check of what the user's function returned."""
     return validation.split_value_and_grad(value_and_grad(params, *args), params)
+
+
+def shows_call(factory: Callable[Arguments, Rule]) -> Callable[Arguments, Rule]:
+    """Makes the rules of a factory show the call that made them: its main arguments, and of the others those set."""
+    signature = inspect.signature(factory)
+    options = {name: p.default for name, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+    def is_default(name: str, value: Any) -> bool:
+        default = options[name]
+        return value is default or (isinstance(value, int | float | str) and bool(value == default))
+
+    @functools.wraps(factory)
+    def make(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Rule:
+        rule, bound = factory(*args, **kwargs), signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        shown = {name: x for name, x in bound.arguments.items() if name not in options or not is_default(name, x)}
+        return dataclasses.replace(rule, call=FactoryCall(factory.__name__, shown))
+
+    return make

@@ -71,6 +71,12 @@ def initial_state(params: Vector, *, keeps_g_v: bool, store_dtype: DTypeLike | N
     return LookSAMState(count, g_v, jnp.zeros((), pytree.accumulator(params)))
 
 
+def initial_info(params: Vector) -> StepInfo:
+    """Returns the info before the first step, with the dtypes of all others."""
+    zero, no = jnp.zeros((), pytree.accumulator(params)), jnp.zeros((), bool)
+    return StepInfo(zero, zero, zero, jnp.ones_like(zero), refreshed=no, fell_back=no)
+
+
 def refresh_step(g: Vector, g_s: Vector, weights: RefreshWeights, state: State, dtype: DTypeLike) -> Step:
     """Returns g_s, or what the weights make of it; keeps its part orthogonal to g if the state has a place for it."""
     g_squared = pytree.squared_norm(g, dtype)

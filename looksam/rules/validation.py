@@ -3,8 +3,12 @@
 Each message names the value, the argument and the fix.
 """
 
+import contextlib
+import functools
+import numbers
 import operator
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -73,13 +77,34 @@ def host_step(step: Any) -> int:
 
 def check_params(params: Vector) -> None:
     """Raises if a parameter is not a real floating-point array."""
+    if _is_of("flax.nnx", "Module", params):
+        raise TypeError(
+            f"params is a {type(params).__name__}, a module of Flax NNX, and a rule takes arrays alone; use "
+            "looksam.NNXRule(rule, model), whose value_and_grad takes the module, or pass "
+            "nnx.as_pure(nnx.state(model, nnx.Param))."
+        )
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        dtype = jnp.result_type(leaf)
-        if not jnp.issubdtype(dtype, jnp.floating):
-            raise TypeError(
-                f"parameter '{path_string(path)}' has dtype {dtype}, which has no real gradient; "
-                "keep it out of params (pass it in args), or cast it to a float."
-            )
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, numbers.Number):
+            problem = f"is a {type(leaf).__name__}, {_short(leaf)}, and not an array"
+        elif not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            problem = f"has dtype {jnp.result_type(leaf)}, which has no real gradient"
+        else:
+            continue
+        fix = "keep it out of params (pass it in args), or cast it to a float."
+        if _is_of("equinox", "Module", params):
+            fix = "take params, static = eqx.partition(model, eqx.is_inexact_array), and pass params."
+        raise TypeError(f"parameter '{path_string(path)}' {problem}; {fix}")
+
+
+def _is_of(module: str, name: str, value: Any) -> bool:
+    """Returns whether a value is of another library's class; if that has not been imported, it is not."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(value, kind)
+
+
+def _short(value: Any) -> str:
+    text = getattr(value, "__name__", repr(value))
+    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def perturbed_leaves(params: Vector, is_perturbed: Callable[[str], bool] | None) -> list[bool]:
@@ -114,6 +139,37 @@ def check_step(params: Vector, state: Any, state_type: type, refresh: Any) -> No
             _check_same_shape(params, kept, f"the {name} in state", "call rule.init(params) again for these params.")
 
 
+def check_refresh(refresh: bool, refreshes: Callable[[Any], Any], count: Any) -> None:
+    """Raises if ``refresh`` differs from what is due by the count; from within a traced program, by a host callback."""
+    check = functools.partial(_compare_refresh, refresh)
+    if isinstance(count, jax.core.Tracer):
+        jax.debug.callback(check, refreshes(count), count)
+    else:
+        check(refreshes(count), count)
+
+
+def _compare_refresh(refresh: bool, due: Any, count: Any) -> None:
+    if bool(due) != refresh:
+        raise ValueError(
+            f"refresh={refresh} on step {int(count)}, by the count in state, and that step "
+            f"{'refreshes' if due else 'does not refresh'}; pass refresh=rule.refreshes(i) with i = {int(count)} here, "
+            "and restore i and state together."
+        )
+
+
+@contextlib.contextmanager
+def unchanged(params: Vector) -> Iterator[None]:
+    """Raises if what is done inside replaces a parameter, as can happen where params share variables with a module."""
+    before = jax.tree.leaves(params)
+    yield
+    if any(old is not new for old, new in zip(before, jax.tree.leaves(params), strict=True)):
+        raise ValueError(
+            "value_and_grad changed params in place, and would leave the model at the perturbed parameters w + ε; use "
+            "looksam.NNXRule(rule, model), or merge the parameters into a copy: "
+            "nnx.merge(graphdef, params, rest, copy=True)."
+        )
+
+
 def split_value_and_grad(result: Any, params: Vector) -> tuple[Any, Vector]:
     """Returns the value and the gradient in the result of ``value_and_grad``."""
     if not isinstance(result, tuple) or len(result) != 2:
@@ -140,6 +196,28 @@ def _check_same_shape(params: Vector, other: Vector, what: str, fix: str) -> Non
             raise ValueError(f"{what} has '{path}', and params does not; {fix}")
         if ours[path] != theirs[path]:
             raise ValueError(f"parameter '{path}' has shape {ours[path]}, and {theirs[path]} in {what}; {fix}")
-    containers: tuple[Any, Any] = jax.tree.structure(params), jax.tree.structure(other)
-    if containers[0] != containers[1]:
-        raise ValueError(f"params is a {containers[0]}, and {what} a {containers[1]}; {fix}")
+    difference = _first_difference(params, other)
+    if difference is not None:
+        path, (mine, its) = difference
+        where = f" at '{path}'" if path else ""
+        raise ValueError(f"params has {mine}{where}, and {what} {its}; {fix}")
+
+
+def _first_difference(ours: Any, theirs: Any) -> tuple[str, tuple[str, str]] | None:
+    """Returns the path of the first containers that differ, and what they are."""
+    structures: tuple[Any, Any] = jax.tree.structure(ours), jax.tree.structure(theirs)
+    if structures[0] == structures[1]:
+        return None
+    pairs = list(zip(_children(ours), _children(theirs), strict=False))
+    for (path, mine), (_, its) in pairs if type(ours) is type(theirs) else []:
+        inner = _first_difference(mine, its)
+        if inner is not None:
+            return "/".join(filter(None, (path_string(path), inner[0]))), inner[1]
+    names = [f"a {type(x).__name__}" for x in (ours, theirs)]
+    if names[0] == names[1]:
+        names[1] += " with other static fields or children"
+    return "", (names[0], names[1])
+
+
+def _children(tree: Any) -> list[tuple[Any, Any]]:
+    return jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: x is not tree)

@@ -22,6 +22,8 @@ The files, from the bottom up; each imports only those before it, and none impor
     sam_variants   ASAM, GSAM and MSAM
     sam_family     the paper's five rules, and the table of all; a new rule is a class there
     frameworks     what the next three share: the micro-batches of a step, and numbers for loggers
+    vision_models  the trainer's models as modules
+    exported       a trained model that `looksam export` wrote
     lightning, accelerate, transformers
                    the rules in these frameworks; imported only by those who use them
 """
@@ -36,6 +38,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from looksam.schedule import every
+from looksam.torch.exported import ExportedModel, load_exported
 from looksam.torch.formulas import StepInfo
 from looksam.torch.optimizer import SharpnessAware
 from looksam.torch.parts import (
@@ -54,6 +57,7 @@ from looksam.torch.sam_variants import ASAM, GSAM, MSAM
 
 __all__ = [  # noqa: RUF022 (plainly sorted)
     "ASAM",
+    "ExportedModel",
     "GSAM",
     "LayerSAM",
     "LookLayerSAM",
@@ -69,6 +73,7 @@ __all__ = [  # noqa: RUF022 (plainly sorted)
     "global_perturbation",
     "gsam_gradient",
     "layerwise_perturbation",
+    "load_exported",
     "momentum_perturbation",
     "plain_gradient",
     "reused_g_v",

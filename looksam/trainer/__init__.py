@@ -4,18 +4,34 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from looksam.trainer.loop import evaluate_run, run
+    from looksam.trainer.evaluation import evaluate_run
+    from looksam.trainer.exporting import export_run
+    from looksam.trainer.loop import run
+    from looksam.trainer.prediction import predict_run
     from looksam.trainer.recipe import Recipe
     from looksam.trainer.run_analysis import analyze_run
     from looksam.trainer.run_directory import RunError
+    from looksam.trainer.trained_model import load_model
 
-__all__ = ["Recipe", "RunError", "analyze_run", "evaluate_run", "run"]
+__all__ = [
+    "Recipe",
+    "RunError",
+    "analyze_run",
+    "evaluate_run",
+    "export_run",
+    "load_model",
+    "predict_run",
+    "run",
+]
 
 _MODULES = {
     "Recipe": "recipe",
     "RunError": "run_directory",
     "analyze_run": "run_analysis",
-    "evaluate_run": "loop",
+    "evaluate_run": "evaluation",
+    "export_run": "exporting",
+    "load_model": "trained_model",
+    "predict_run": "prediction",
     "run": "loop",
 }
 

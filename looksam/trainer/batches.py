@@ -7,16 +7,18 @@ The batch of step i depends on the seed and on i alone, so a checkpoint stores t
 the data.
 """
 
+import contextlib
 import dataclasses
-import os
+import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from looksam.trainer.data import (
+    DataError,
     Dataset,
     Encoded,
     Images,
@@ -30,10 +32,25 @@ from looksam.trainer.data import (
 from looksam.trainer.data.reading.order import ShuffledOrder
 from looksam.trainer.parallel import Layout, SingleDeviceLayout
 from looksam.trainer.recipe import Recipe
+from looksam.trainer.run_directory import RunError
 
 SPLIT_SEED = 0  # of the held-out images and of the label noise: the same data for every seed of a run
+Split = Literal["validation", "test"]
 EVAL_BATCH = 500
 STREAMED_EVAL_BATCH = 100
+
+
+class UnreadableError(RunError):
+    """Images that were there when a run began cannot be read any more."""
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Turns what reading the images of a batch raises into an UnreadableError."""
+    try:
+        yield
+    except (OSError, DataError) as error:
+        raise UnreadableError(str(error)) from error
 
 
 # --- the dataset --------------------------------------------------------------------------------------------------
@@ -44,20 +61,35 @@ def load(recipe: Recipe) -> Dataset:
     return prepared(recipe, read(recipe))
 
 
-def read(recipe: Recipe) -> Dataset:
-    """The dataset that a recipe names, whole and unchanged."""
-    data_dir = recipe.data_dir or os.environ.get("LOOKSAM_DATA")
-    return load_dataset(recipe.dataset, data_dir=data_dir, download=recipe.download, on_bad_image=recipe.on_bad_image)
+def read(recipe: Recipe, **options: Any) -> Dataset:
+    """The dataset that a recipe names, whole and unchanged; ``options`` are further ones of ``load_dataset``."""
+    return load_dataset(
+        recipe.dataset,
+        data_dir=recipe.data_dir,
+        download=recipe.download,
+        on_bad_image=recipe.on_bad_image,
+        image_column=recipe.image_column,
+        label_column=recipe.label_column,
+        num_classes=recipe.num_classes,
+        test_split=recipe.test_split,
+        image_size=recipe.image_size,
+        **options,
+    )
 
 
 def prepared(recipe: Recipe, dataset: Dataset) -> Dataset:
     """The dataset with the recipe's classes, validation split, size limit, label noise and image size."""
     if recipe.classes:
         dataset = _first_classes(dataset, recipe.classes)
+    if dataset.num_classes < 2:
+        raise ValueError(
+            f"{dataset.name} has a single class, {dataset.class_names[0]!r}, which leaves nothing to tell apart; "
+            "check --data-dir and --label-column."
+        )
     train: Any = dataset.train
-    test: Any = dataset.test
     if recipe.validation:
-        train, test = hold_out(train, recipe.validation, SPLIT_SEED)
+        train, held_out = hold_out(train, recipe.validation, SPLIT_SEED, setting="validation")
+        dataset = dataclasses.replace(dataset, validation=held_out)
     if recipe.train_limit and recipe.train_limit < len(train):
         _, train = hold_out(train, recipe.train_limit, SPLIT_SEED)
     if recipe.label_noise:
@@ -65,36 +97,42 @@ def prepared(recipe: Recipe, dataset: Dataset) -> Dataset:
     if recipe.batch_size > len(train) and not recipe.across_epochs:
         raise ValueError(
             f"batch_size={recipe.batch_size} is larger than the {len(train)} training images; pass at most that, "
-            "or across_epochs to let batches continue over the end of an epoch."
+            "or --across-epochs to let batches continue over the end of an epoch."
         )
-    dataset = dataclasses.replace(dataset, train=train, test=test)
-    return _resized(dataset, recipe.image_size)
+    side = recipe.image_size
+    return resized(dataclasses.replace(dataset, train=train), (side, side) if side else dataset.image_shape[:2])
 
 
 def _first_classes(dataset: Dataset, count: int) -> Dataset:
     if count > dataset.num_classes:
         raise ValueError(f"classes={count} is more than the {dataset.num_classes} of {dataset.name}; pass fewer.")
-    train, test = (part.take(np.flatnonzero(part.labels < count)) for part in (dataset.train, dataset.test))
-    return dataclasses.replace(dataset, train=train, test=test, num_classes=count)
+    splits: dict[str, Any] = {
+        name: split.take(np.flatnonzero(split.labels < count)) for name, split in dataset.splits().items()
+    }
+    return dataclasses.replace(dataset, num_classes=count, class_names=dataset.class_names[:count], **splits)
 
 
-def _resized(dataset: Dataset, side: int | None) -> Dataset:
-    height, width, channels = dataset.image_shape
-    if side is None or (height, width) == (side, side):
+def resized(dataset: Dataset, size: tuple[int, int]) -> Dataset:
+    """The dataset with images of this height and width; those that are streamed will be cropped to it."""
+    if dataset.image_shape[:2] == size:
         return dataset
-    train, test = (_resize(part, side) if isinstance(part, Images) else part for part in (dataset.train, dataset.test))
-    return dataclasses.replace(dataset, train=train, test=test, image_shape=(side, side, channels))
+    splits: dict[str, Any] = {
+        name: Images(resize(split.images, size), split.labels) if isinstance(split, Images) else split
+        for name, split in dataset.splits().items()
+    }
+    return dataclasses.replace(dataset, image_shape=(*size, dataset.image_shape[2]), **splits)
 
 
-def _resize(images: Images, side: int) -> Images:
-    @jax.jit
-    def resize(batch: jax.Array) -> jax.Array:
-        shape = (batch.shape[0], side, side, batch.shape[3])
-        smooth = jax.image.resize(batch.astype(jnp.float32), shape, "bilinear", antialias=True)
-        return jnp.clip(jnp.round(smooth), 0, 255).astype(jnp.uint8)
+def resize(images: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """uint8 images (n, h, w, c) with this height and width."""
+    return np.concatenate([np.asarray(_resize(images[i : i + 1000], size)) for i in range(0, len(images), 1000)])
 
-    parts = [np.asarray(resize(images.images[i : i + 1000])) for i in range(0, len(images), 1000)]
-    return Images(np.concatenate(parts), images.labels)
+
+@functools.partial(jax.jit, static_argnums=1)
+def _resize(images: jax.Array, size: tuple[int, int]) -> jax.Array:
+    shape = (images.shape[0], *size, images.shape[3])
+    smooth = jax.image.resize(images.astype(jnp.float32), shape, "bilinear", antialias=True)
+    return jnp.clip(jnp.round(smooth), 0, 255).astype(jnp.uint8)
 
 
 # --- training batches ---------------------------------------------------------------------------------------------
@@ -238,9 +276,13 @@ class EvalBatch(NamedTuple):
     weight: Any
 
 
-def make_eval_batches(dataset: Dataset, recipe: Recipe, layout: Layout | None = None) -> Iterator[EvalBatch]:
-    """Every test image once, in batches that divide evenly over the devices."""
-    layout, test = layout or SingleDeviceLayout(), dataset.test
+def make_eval_batches(
+    dataset: Dataset, recipe: Recipe, layout: Layout | None = None, split: Split = "test"
+) -> Iterator[EvalBatch]:
+    """Every image of a split once, in batches that divide evenly over the devices."""
+    layout, test = layout or SingleDeviceLayout(), dataset.test if split == "test" else dataset.validation
+    if test is None:
+        raise ValueError(f"{dataset.name} has no validation split; pass --validation, or evaluate on the test set.")
     if isinstance(test, Images):
         return _eval_batches_in_memory(test, layout)
     return _eval_batches_streamed(test, dataset.image_shape[0], recipe, layout)

@@ -70,6 +70,7 @@ class Folder:
         sealed = {"version": VERSION, "sha256": _json_digest(content), "content": content}
         (written / MANIFEST).write_text(json.dumps(sealed, indent=1))
         (written / FILES).write_text(json.dumps(_digests(written, _files(written)), indent=1))
+        self._move(step, DISCARDED)  # one that was saved before
         written.rename(self.of(step))
 
     def check(self, step: int, part: slice = slice(None)) -> None:

@@ -12,11 +12,13 @@ Here the processes exchange how it went, and all of them report the failure of o
 import asyncio
 import contextlib
 import functools
+import gc
 import json
 import logging
 import pathlib
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, TypeVar
@@ -74,11 +76,19 @@ class Checkpoints:
         self._exchange("")  # the others wait until the folder is there
         self._scores = {step: self._stored_score(step) for step in self._folder.steps()}
 
-    def save(self, step: int, state: Any, meta: dict[str, Any], metrics: dict[str, float] | None = None) -> None:
+    def save(
+        self,
+        step: int,
+        state: Any,
+        meta: dict[str, Any],
+        metrics: dict[str, float] | None = None,
+        *,
+        again: bool = False,
+    ) -> None:
         """Copies this process's shards of the state and returns; a thread writes the copy.
 
         The state may be donated right after. Waits first for an earlier save, and raises RunError if that failed.
-        A step that was saved before is left as it is.
+        A step that was saved before is left as it is, unless it is to be saved ``again``.
 
         Args:
             step: not below any saved before.
@@ -90,7 +100,7 @@ class Checkpoints:
             raise RunError(f"the checkpoints in {self._folder.path} were opened for reading only; nothing was saved.")
         self.wait()
         latest = self._of_primary(self.latest_step())
-        if latest == step:
+        if latest == step and not again:
             return
         if latest is not None and latest > step:
             raise RunError(
@@ -220,19 +230,23 @@ class Checkpoints:
 
     def _write(self, step: int, copies: dict[str, Any], content: dict[str, Any], copied: threading.Event) -> None:
         """Writes a checkpoint, in the writing thread of each process."""
-        agree = self._writer_exchange
-        try:
-            with _orbax_silent():
+        agree, failure = self._writer_exchange, None
+        with _orbax_silent():
+            try:
                 _agreed(agree, lambda: self._make_room(step))
                 self._damaged.clear()
                 _agreed(agree, lambda: self._write_arrays(step, copies, copied))
                 _agreed(agree, lambda: self._finish(step, content))
-        except Exception:
-            if distributed.is_primary():
-                self._folder.clean_up()  # room on a full disk
-            raise
-        finally:
-            copied.set()
+            except Exception as error:
+                failure = OSError(_short(error))  # without the frames, which keep the tasks of Orbax alive
+                if distributed.is_primary():
+                    self._folder.clean_up()  # room on a full disk
+            finally:
+                copied.set()
+            if failure is not None:
+                gc.collect()  # each task that failed logs a traceback when it is deleted: here, where that is dropped
+        if failure is not None:
+            raise failure
 
     def _make_room(self, step: int) -> None:
         if distributed.is_primary():
@@ -340,17 +354,21 @@ def _check_arrays(data: dict[str, Any], specs: dict[str, Spec]) -> None:
 
 @contextlib.contextmanager
 def _orbax_silent() -> Iterator[None]:
-    """Drops Orbax's log: it logs the traceback of a failed write from each of its threads, and raises it too."""
-    logger = logging.getLogger("absl")
+    """Drops the tracebacks that each thread and task of Orbax logs of a failed write: the error is raised too."""
 
     def not_from_orbax(record: logging.LogRecord) -> bool:
-        return "orbax" not in record.pathname
+        trace = record.exc_info[2] if record.exc_info else None
+        files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
+        return not any("orbax" in file for file in (record.pathname, *files))
 
-    logger.addFilter(not_from_orbax)
+    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    for logger in loggers:
+        logger.addFilter(not_from_orbax)
     try:
         yield
     finally:
-        logger.removeFilter(not_from_orbax)
+        for logger in loggers:
+            logger.removeFilter(not_from_orbax)
 
 
 def _short(error: BaseException) -> str:

@@ -4,22 +4,28 @@ The text below each field is its help on the command line, and ``SECTIONS`` grou
 no framework, so that ``looksam --help`` stays fast.
 """
 
-import contextlib
 import dataclasses
 import json
-import math
 import re
-import types
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal
 
-from looksam.arguments import Scaling, did_you_mean
+from looksam.arguments import Scaling
 from looksam.methods import METHODS
+from looksam.trainer import own_code
 from looksam.trainer.data.reading import DATASETS
 from looksam.trainer.models import MODELS
+from looksam.trainer.setting_types import (
+    check_at_least,
+    check_fraction,
+    check_name,
+    check_step_or_fraction,
+    check_type,
+)
 
+LARGEST_SEED = 2**31 - 1  # what a compiled program takes
 MODEL_SIZES = ("width", "depth", "widen", "heads", "patch")
+MODEL_OPTIONS = (*MODEL_SIZES, "pooling", "gelu", "dropout", "stochastic_depth")  # what a model's builder may take
 
 if TYPE_CHECKING:
     MethodName = str
@@ -29,17 +35,29 @@ else:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of one run. ``None`` means that a setting is unused, or that the model's own default applies."""
+    """The settings of one run. ``None`` means that a setting is unused, or that the model's own default applies.
+
+    ``model`` and ``dataset`` also take a function of your own, which is kept as ``"path/to/file.py:function"``, so that
+    the recipe can be saved with the run.
+    """
 
     # data
     dataset: str = "digits"
-    """Name of the dataset: digits, cifar100 or imagenet, or parquet or folder for images of your own."""
+    """Name of the dataset: digits, cifar100 or imagenet, or parquet, folder or file.py:function for your own."""
     data_dir: str | None = None
     """Folder of the dataset's files; by default the environment variable LOOKSAM_DATA."""
     download: bool = False
     """Download the dataset if it is not there (cifar100 only)."""
+    image_column: str | None = None
+    """Column of the encoded images in Parquet files, if there are several."""
+    label_column: str | None = None
+    """Column of the labels in Parquet files, if there are several."""
+    num_classes: int | None = None
+    """Number of classes of Parquet files, if some have no training image and the files do not name them."""
+    test_split: str | None = None
+    """Split to test on, such as validation; by default test, or else validation or val."""
     validation: float | None = None
-    """Fraction of the training set to hold out and evaluate on, instead of the test set."""
+    """Fraction of the training set to hold out and select the best checkpoint on."""
     classes: int | None = None
     """Use only this many classes, the first ones."""
     train_limit: int | None = None
@@ -53,9 +71,9 @@ class Recipe:
 
     # model
     model: str = "mlp"
-    """Name of the model, such as resnet18, wrn28_10 or vit_b16; resnet, wide_resnet and vit take sizes."""
+    """Name, such as resnet18 or vit_b16, or file.py:function for your own; resnet, wide_resnet and vit take sizes."""
     image_size: int | None = None
-    """Side of the images that the model sees; by default their own, or 224 for streamed images."""
+    """Side of the images that the model sees; by default their own, or 224 if they differ or do not fit in memory."""
     width: int | None = None
     """Number of channels, or the size of a token."""
     depth: int | None = None
@@ -66,12 +84,20 @@ class Recipe:
     """Number of attention heads."""
     patch: int | None = None
     """Side of the patches that a ViT sees."""
+    pooling: Literal["mean", "token"] | None = None
+    """What a ViT classifies by: the mean of its tokens, or a class token as most public weights have; mean if none."""
+    gelu: Literal["tanh", "exact"] | None = None
+    """Formula of a ViT's GELU: its tanh approximation, or exact as in most public weights; tanh if none."""
     dropout: float | None = None
     """Fraction of the activations to drop."""
     stochastic_depth: float | None = None
     """Fraction of the images that skip the last block; earlier blocks are skipped less often."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the computation; parameters are always float32."""
+    init_from: str | None = None
+    """Start from trained weights: the folder of a run or of an export, or a safetensors file."""
+    freeze: str | None = None
+    """Regular expression: parameters with a match in their path, such as blocks/0/norm1/scale, are not trained."""
 
     # augmentation
     crop_padding: int | None = None
@@ -154,51 +180,66 @@ class Recipe:
     """Number of steps between checkpoints."""
     keep_checkpoints: int = 2
     """Number of recent checkpoints to keep, in addition to the best one."""
+    patience: int | None = None
+    """Stop after this many evaluations in a row without a better accuracy."""
+    max_minutes: float | None = None
+    """Stop after this many minutes, with everything saved; the same command then resumes the run."""
+    tensorboard: bool = False
+    """Write the metrics for TensorBoard too."""
+    wandb: str | None = None
+    """Project of Weights & Biases to which the metrics are sent too."""
 
     def __post_init__(self) -> None:
+        for name, built_in in (("dataset", DATASETS), ("model", MODELS)):
+            object.__setattr__(self, name, own_code.as_name(name, getattr(self, name), built_in))
         for field in dataclasses.fields(self):
             if field.name != "method":
-                _check_type(field.name, getattr(self, field.name), field.type)
-        _check_name("dataset", self.dataset, DATASETS)
-        _check_name("model", self.model, MODELS)
-        _check_name("method", self.method, METHODS)
+                check_type(field.name, getattr(self, field.name), field.type)
+        check_name("method", self.method, METHODS)
         for name in ("batch_size", "epochs", "k", "eval_every", "log_every", "checkpoint_every", "keep_checkpoints"):
-            _check_at_least(name, getattr(self, name), 1)
-        for name in ("steps", "microbatch", "classes", "train_limit", "image_size", "scale_from_batch", *MODEL_SIZES):
-            _check_at_least(name, getattr(self, name), 1)
+            check_at_least(name, getattr(self, name), 1)
+        check_at_least("patience", self.patience, 1)
+        for name in ("classes", "num_classes"):
+            check_at_least(name, getattr(self, name), 2)
+        for name in ("steps", "microbatch", "train_limit", "image_size", "scale_from_batch", *MODEL_SIZES):
+            check_at_least(name, getattr(self, name), 1)
         for name in ("workers", "randaugment", "warmup_steps", "seed", "crop_padding"):
-            _check_at_least(name, getattr(self, name), 0)
+            check_at_least(name, getattr(self, name), 0)
         for name in ("learning_rate", "weight_decay", "rho", "alpha", "eta", "mixup", "randaugment_magnitude"):
-            _check_at_least(name, getattr(self, name), 0.0)
+            check_at_least(name, getattr(self, name), 0.0)
         for name in ("label_noise", "label_smoothing", "momentum", "dropout", "stochastic_depth", "validation"):
-            _check_fraction(name, getattr(self, name))
+            check_fraction(name, getattr(self, name))
+        if self.seed > LARGEST_SEED:
+            raise ValueError(f"seed={self.seed} is out of range; pass 0 <= seed <= {LARGEST_SEED}.")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ValueError(f"clip_norm={self.clip_norm} is out of range; pass a norm > 0, or leave it out.")
+        if self.max_minutes is not None and not self.max_minutes > 0:
+            raise ValueError(f"max_minutes={self.max_minutes} is out of range; pass minutes > 0, or leave it out.")
         if not self.p > 1:
             raise ValueError(f"p={self.p} is out of range; pass 1 < p <= inf.")
         if self.groups != "device":
-            _check_at_least("groups", self.groups, 1)
+            check_at_least("groups", self.groups, 1)
         self._check_rule()
         self.mesh_sizes()
 
     def _check_rule(self) -> None:
         for name in ("start", "stop"):
-            _check_step_or_fraction(name, getattr(self, name))
+            check_step_or_fraction(name, getattr(self, name))
         if self.stop is not None and type(self.start) is type(self.stop) and self.stop <= self.start:
             raise ValueError(
                 f"stop={self.stop} is not after start={self.start}, so the rule would never act; pass a later stop."
             )
-        try:
-            re.compile(self.perturb or "")
-        except re.error as error:
-            raise ValueError(
-                f"perturb={self.perturb!r} is not a regular expression ({error}); pass e.g. 'kernel$'."
-            ) from None
+        for name, example in (("perturb", "kernel$"), ("freeze", "^blocks/")):
+            _check_expression(name, getattr(self, name), example)
         if self.groups is not None and not METHODS[self.method].takes_second_gradient:
             raise ValueError(
                 f"groups={self.groups} perturbs each group along its own gradient, and {self.method} takes no gradient "
                 "to perturb along; leave groups out."
             )
+
+    def model_options(self) -> dict[str, Any]:
+        """The options of the model that the recipe sets, by name."""
+        return {name: getattr(self, name) for name in MODEL_OPTIONS if getattr(self, name) is not None}
 
     def mesh_sizes(self) -> tuple[int, int] | None:
         """The sizes of the mesh axes ``data`` and ``fsdp``; None for all available devices on ``data``."""
@@ -231,8 +272,13 @@ class Recipe:
         settings = json.loads(text)
         if not isinstance(settings, dict):
             raise ValueError(f"a recipe is a JSON object of settings, but this is {text[:40]!r}.")
+        return cls.from_dict(settings)
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> "Recipe":
+        """The recipe with these settings; those that are missing get their defaults."""
         for name in settings:
-            _check_name("setting", name, [field.name for field in dataclasses.fields(cls)])
+            check_name("setting", name, [field.name for field in dataclasses.fields(cls)])
         return cls(**settings)
 
 
@@ -267,89 +313,8 @@ def _sections() -> dict[str, tuple[str, ...]]:
 SECTIONS: dict[str, tuple[str, ...]] = _sections()  # title -> names of its fields
 
 
-# --- types of settings --------------------------------------------------------------------------------------------
-
-
-def parse(text: str, wanted: Any) -> Any:
-    """Returns the value of type ``wanted`` that a flag's text stands for, or raises ValueError with the reason."""
-    if _is_union(wanted):
-        return _parse_union(text, wanted)
-    if get_origin(wanted) is Literal:
-        if text not in get_args(wanted):
-            raise ValueError(f"{text!r} is unknown{did_you_mean(text, get_args(wanted))}")
-        return text
-    if wanted is bool:
-        if text.lower() not in ("true", "false"):
-            raise ValueError(f"{text!r} is not {describe(bool)}")
-        return text.lower() == "true"
+def _check_expression(name: str, text: str | None, example: str) -> None:
     try:
-        return wanted(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not {describe(wanted)}") from None
-
-
-def _parse_union(text: str, wanted: Any) -> Any:
-    options = get_args(wanted)
-    if type(None) in options and text.lower() == "none":
-        return None
-    for option in options:
-        if option is not type(None):
-            with contextlib.suppress(ValueError):
-                return parse(text, option)
-    raise ValueError(f"{text!r} is not {describe(wanted)}")
-
-
-def describe(wanted: Any) -> str:
-    """What users call a type, e.g. "a whole number or none"."""
-    if _is_union(wanted):
-        return " or ".join(describe(option) for option in get_args(wanted))
-    if get_origin(wanted) is Literal:
-        return "one of " + ", ".join(map(str, get_args(wanted)))
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "a string", type(None): "none"}[
-        wanted
-    ]
-
-
-def fits(value: Any, wanted: Any) -> bool:
-    """Whether a value has the type ``wanted``. An int is a float too, but a bool is neither."""
-    if _is_union(wanted):
-        return any(fits(value, option) for option in get_args(wanted))
-    if get_origin(wanted) is Literal:
-        return value in get_args(wanted)
-    if wanted is type(None):
-        return value is None
-    if wanted is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if wanted is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, wanted)
-
-
-def _is_union(wanted: Any) -> bool:
-    return get_origin(wanted) in (Union, types.UnionType)
-
-
-def _check_type(name: str, value: Any, wanted: Any) -> None:
-    if not fits(value, wanted):
-        raise TypeError(f"{name}={value!r} has the wrong type; pass {describe(wanted)}.")
-
-
-def _check_name(what: str, name: Any, names: Iterable[str]) -> None:
-    if name not in names:
-        raise ValueError(f"{what} {name!r} is unknown{did_you_mean(str(name), names)}")
-
-
-def _check_at_least(name: str, value: float | None, least: float) -> None:
-    if value is not None and not least <= value < math.inf:
-        raise ValueError(f"{name}={value} is out of range; pass {name} >= {least}.")
-
-
-def _check_step_or_fraction(name: str, value: int | float | None) -> None:
-    if isinstance(value, float) and not 0 <= value < 1:
-        raise ValueError(f"{name}={value} is out of range; pass a fraction of the run, below 1, or a whole step.")
-    _check_at_least(name, value, 0)
-
-
-def _check_fraction(name: str, value: float | None) -> None:
-    if value is not None and not 0 <= value < 1:
-        raise ValueError(f"{name}={value} is out of range; pass 0 <= {name} < 1.")
+        re.compile(text or "")
+    except re.error as error:
+        raise ValueError(f"{name}={text!r} is not a regular expression ({error}); pass e.g. {example!r}.") from None

@@ -15,6 +15,7 @@ import optax
 from jax import lax
 
 from looksam.rules import LookSAMState, Rule, StepInfo
+from looksam.trainer import parameter_paths
 from looksam.trainer.data.reading.dataset import Dataset
 from looksam.trainer.data.transforms.augment import mixup, normalize, one_hot_smoothed, random_crop_flip
 from looksam.trainer.data.transforms.randaugment import rand_augment
@@ -37,16 +38,19 @@ class TrainState(NamedTuple):
     key: jax.Array  # key data; all randomness of step i comes from fold_in(key, i)
 
 
-def init_state(key: jax.Array, model: Model, rule: Rule | None, tx: optax.GradientTransformation) -> TrainState:
+def init_state(
+    key: jax.Array, model: Model, rule: Rule | None, tx: optax.GradientTransformation, freeze: str | None = None
+) -> TrainState:
     """The state at step 0. Pure, so that it can be jitted, vmapped or only evaluated for its shapes."""
     init_key, run_key = jax.random.split(key)
     params, stats = model.init(init_key)
+    trained, _ = parameter_paths.split(params, freeze)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
         stats=stats,
-        opt_state=tx.init(params),
-        rule_state=rule.init(params) if rule else (),
+        opt_state=tx.init(trained),
+        rule_state=rule.init(trained) if rule else (),
         key=jax.random.key_data(run_key),
     )
 
@@ -92,6 +96,7 @@ class StepContext(NamedTuple):
     stats: Any
     model_key: jax.Array
     mix_key: jax.Array
+    frozen: Any = None  # parameters that are not trained; None: all are
 
 
 def make_loss(recipe: Recipe, dataset: Dataset, model: Model) -> Loss:
@@ -104,7 +109,8 @@ def make_loss(recipe: Recipe, dataset: Dataset, model: Model) -> Loss:
         targets = one_hot_smoothed(labels, dataset.num_classes, recipe.label_smoothing)
         if recipe.mixup:
             inputs, targets = mixup(context.mix_key, inputs, targets, recipe.mixup)
-        logits, stats = model.apply(params, context.stats, inputs, train=True, key=keys, axes=axes)
+        whole = parameter_paths.joined(params, context.frozen)
+        logits, stats = model.apply(whole, context.stats, inputs, train=True, key=keys, axes=axes)
         accuracy = jnp.mean((jnp.argmax(logits, -1) == labels).astype(jnp.float32))
         return optax.softmax_cross_entropy(logits, targets).mean(), (stats, accuracy)
 
@@ -163,12 +169,15 @@ def make_train_step(
         log: bool | jax.Array = True,
     ) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
-        augment_key, *keys = jax.random.split(key, 3)
-        batch = StepContext(state.stats, *keys), augment(augment_key, images), labels
-        value, grads, rule_state, more = _choose_gradient(gradient, rule, state, batch, refresh, log)
+        augment_key, model_key, mix_key = jax.random.split(key, 3)
+        trained, frozen = parameter_paths.split(state.params, recipe.freeze)
+        context = StepContext(state.stats, model_key, mix_key, frozen)
+        batch = context, augment(augment_key, images), labels
+        trained_state = state._replace(params=trained)
+        value, grads, rule_state, more = _choose_gradient(gradient, rule, trained_state, batch, refresh, log)
         loss, (stats, accuracy) = value
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        updates, opt_state = tx.update(grads, state.opt_state, trained)
+        params = parameter_paths.joined(optax.apply_updates(trained, updates), frozen)
         new_state = TrainState(state.step + 1, params, stats, opt_state, rule_state, state.key)
         return new_state, {"loss": loss, "accuracy": accuracy, **more}
 

@@ -4,7 +4,8 @@
 compiled from ``step.py``. ``compile_step`` compiles the same programs ahead of time, from shapes alone.
 """
 
-import re
+import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,16 +14,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from looksam.rules import Rule
-from looksam.rules.pytree import path_string
-from looksam.trainer.batches import EpochSchedule, TrainBatches, load, make_eval_batches, make_train_batches
+from looksam.trainer.batches import (
+    EpochSchedule,
+    Split,
+    TrainBatches,
+    load,
+    make_eval_batches,
+    make_train_batches,
+    read,
+    reading,
+)
 from looksam.trainer.data import Dataset, Images
-from looksam.trainer.models import Model, build_model
+from looksam.trainer.models import Model, build_model, find_builder
 from looksam.trainer.optimizers import make_optimizer, make_rule
 from looksam.trainer.parallel import BatchSplit, Layout, MeshLayout, make_layout
-from looksam.trainer.recipe import MODEL_SIZES, Recipe
+from looksam.trainer.parameter_paths import check_paths
+from looksam.trainer.recipe import Recipe
 from looksam.trainer.step import Metrics, TrainState, init_state, make_eval_step, make_train_step
-
-SHOWN_PATHS = 5  # of parameters, in an error
 
 
 class Training:
@@ -31,7 +39,8 @@ class Training:
     def __init__(self, recipe: Recipe, dataset: Dataset | None = None) -> None:
         self.recipe = recipe
         self.layout = make_layout(recipe.mesh_sizes())
-        BatchSplit.of(recipe, self.layout.devices)  # raises before the data is read
+        BatchSplit.of(recipe, self.layout.devices)  # raises before the data is read,
+        find_builder(recipe.model)  # and so does this
         self.dataset = load(recipe) if dataset is None else dataset
         self.batches: TrainBatches = make_train_batches(self.dataset, recipe, self.layout)
         self.epoch_schedule = self.batches.epoch_schedule
@@ -44,13 +53,15 @@ class Training:
 
     def step(self, state: TrainState, i: int, log: bool = True) -> tuple[TrainState, Metrics]:
         """Take step i of the run. ``log=False`` saves what is computed for the metrics alone (see ``step.py``)."""
-        refresh = self.programs.refreshes(i)
-        return self.programs.step(state, refresh, *self.batches.arguments(i), log=np.bool_(log))
+        with reading():
+            arguments = self.batches.arguments(i)
+        return self.programs.step(state, self.programs.refreshes(i), *arguments, log=np.bool_(log))
 
-    def evaluate(self, state: TrainState) -> dict[str, float]:
-        """The mean loss and the accuracy in percent on the test set, each image counted once."""
-        batches = make_eval_batches(self.dataset, self.recipe, self.layout)
-        sums = [self.programs.evaluate(state.params, state.stats, *batch) for batch in batches]
+    def evaluate(self, state: TrainState, split: Split = "test") -> dict[str, float]:
+        """The mean loss and the accuracy in percent on the test or validation split, each image counted once."""
+        batches = make_eval_batches(self.dataset, self.recipe, self.layout, split)
+        with reading():
+            sums = [self.programs.evaluate(state.params, state.stats, *batch) for batch in batches]
         loss, hits, images = (sum(float(part[name]) for part in sums) for name in ("loss", "hits", "images"))
         return {"loss": loss / images, "accuracy": 100 * hits / images}
 
@@ -79,13 +90,13 @@ class Programs:
         rule: Rule | None = None,
     ) -> None:
         self.model = model = make_model(recipe, dataset)
-        check_perturb(recipe, model)
+        check_paths(recipe, model)
         tx = make_optimizer(recipe, total_steps)
         self.rule: Rule | None = rule or make_rule(recipe, total_steps)
         train_step = make_train_step(recipe, dataset, model, self.rule, tx, layout)
 
         def init(seed: Any) -> TrainState:
-            return init_state(jax.random.key(seed), model, self.rule, tx)
+            return init_state(jax.random.key(seed), model, self.rule, tx, recipe.freeze)
 
         def step(
             state: TrainState, refresh: bool | None, *arguments: jax.Array, log: bool | jax.Array = False
@@ -107,28 +118,13 @@ class Programs:
 
 def make_model(recipe: Recipe, dataset: Dataset) -> Model:
     """The model of a recipe, for the images and classes of a dataset."""
-    names = (*MODEL_SIZES, "dropout", "stochastic_depth")
-    options = {name: getattr(recipe, name) for name in names if getattr(recipe, name) is not None}
     return build_model(
         recipe.model,
         image_shape=dataset.image_shape,
         num_classes=dataset.num_classes,
         dtype=jnp.dtype(recipe.dtype),
-        **options,
+        **recipe.model_options(),
     )
-
-
-def check_perturb(recipe: Recipe, model: Model) -> None:
-    """Raises if the recipe's ``perturb`` matches no parameter of its model."""
-    if recipe.perturb is None:
-        return
-    params, _ = jax.eval_shape(model.init, jax.random.key(0))
-    paths = [path_string(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    if not any(re.search(recipe.perturb, path) for path in paths):
-        shown = ", ".join(paths[:SHOWN_PATHS]) + (", …" if len(paths) > SHOWN_PATHS else "")
-        raise ValueError(
-            f"perturb={recipe.perturb!r} matches none of the parameters, {shown}; pass an expression that does."
-        )
 
 
 def _with_sharding(shape: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
@@ -139,19 +135,24 @@ def _with_sharding(shape: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding)
 
 
 class DatasetSize(NamedTuple):
-    """The size of a dataset that is known without its files."""
+    """The size of a dataset."""
 
     train_images: int
     classes: int
-    side: int
-    channels: int
+    image_shape: tuple[int, int, int]
 
 
-DATASET_SIZES = {
-    "digits": DatasetSize(600, 10, 8, 1),
-    "cifar100": DatasetSize(50_000, 100, 32, 3),
-    "imagenet": DatasetSize(1_281_167, 1000, 224, 3),
+DATASET_SIZES = {  # that are known without their files
+    "digits": DatasetSize(600, 10, (8, 8, 1)),
+    "cifar100": DatasetSize(50_000, 100, (32, 32, 3)),
+    "imagenet": DatasetSize(1_281_167, 1000, (224, 224, 3)),
 }
+
+# The settings with which a dataset is read.
+READ_BY = (
+    *("dataset", "data_dir", "download", "on_bad_image", "image_column", "label_column", "num_classes", "test_split"),
+    "image_size",
+)
 
 # The programs are only inspected, never run: machine code need not be good.
 FAST_COMPILE: dict[str, str | bool] = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": True}
@@ -185,13 +186,26 @@ def training_images(recipe: Recipe) -> int:
 
 
 def dataset_size(recipe: Recipe) -> DatasetSize:
-    """The known size of a recipe's dataset, before classes or images are left out."""
-    if recipe.dataset not in DATASET_SIZES:
-        raise ValueError(
-            f"the size of dataset {recipe.dataset!r} is not known without its files; "
-            f"it is for {', '.join(DATASET_SIZES)}."
-        )
-    return DATASET_SIZES[recipe.dataset]
+    """The size of a recipe's dataset, before classes or images are left out; read from its files if need be."""
+    if recipe.dataset in DATASET_SIZES:
+        return DATASET_SIZES[recipe.dataset]
+    return _size_on_disk(Recipe(**{name: getattr(recipe, name) for name in READ_BY}))
+
+
+@functools.lru_cache(maxsize=8)
+def _size_on_disk(recipe: Recipe) -> DatasetSize:
+    try:
+        dataset = read(recipe)
+    except FileNotFoundError as error:
+        known = ", ".join(DATASET_SIZES)
+        raise ValueError(f"the size of this dataset is read from its files: {error} It is known of {known}.") from error
+    return DatasetSize(len(dataset.train), dataset.num_classes, dataset.image_shape)
+
+
+def parameter_count(recipe: Recipe, dataset: Dataset) -> int:
+    """The number of parameters of the recipe's model."""
+    params, _ = jax.eval_shape(make_model(recipe, dataset).init, jax.random.key(0))
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(params))
 
 
 def abstract_dataset(recipe: Recipe) -> Dataset:
@@ -204,9 +218,8 @@ def abstract_dataset(recipe: Recipe) -> Dataset:
 
 
 def _image_shape(recipe: Recipe) -> tuple[int, int, int]:
-    size = dataset_size(recipe)
-    side = recipe.image_size or size.side
-    return side, side, size.channels
+    height, width, channels = dataset_size(recipe).image_shape
+    return recipe.image_size or height, recipe.image_size or width, channels
 
 
 def _abstract_batch(recipe: Recipe, layout: Layout) -> tuple[Any, Any]:

@@ -65,12 +65,12 @@ def test_module_runs_as_a_command_and_survives_a_closed_pipe():
 def test_help_lists_commands_and_exit_codes(cli):
     code, out, _ = cli("--help")
     assert code == 0
-    for command in ("train", "eval", "recipes"):
+    for command in ("train", "eval", "predict", "export", "recipes"):
         assert re.search(rf"^    {command} +\S", out, re.MULTILINE)
     assert re.findall(r"^  (\d+) +\S", out, re.MULTILINE) == ["0", "1", "2", "130", "143"]
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "recipes"])
+@pytest.mark.parametrize("command", ["train", "eval", "predict", "export", "recipes"])
 def test_help_of_a_command_has_examples_that_parse(cli, command):
     code, out, _ = cli(command, "--help")
     assert code == 0
@@ -80,7 +80,7 @@ def test_help_of_a_command_has_examples_that_parse(cli, command):
     for word in re.findall(r"--[a-z-]+", " ".join(examples)):
         assert re.search(rf"^  {word}\b", out, re.MULTILINE), word
     if command == "train":
-        assert {example.split()[0] for example in examples} <= ALL.keys()
+        assert {example.split()[0] for example in examples} - {"my_recipe.py"} <= ALL.keys()
 
 
 def test_every_setting_has_a_flag_with_a_help_text(cli):
@@ -119,7 +119,14 @@ def test_a_percent_sign_in_a_help_text_is_shown(cli, monkeypatch):
         ("", "required: COMMAND"),
         ("trian digits", "invalid choice: 'trian'"),
         ("train", "required: RECIPE"),
-        ("train digitz", "recipe 'digitz' is unknown; did you mean digits or digits-noise30?"),
+        ("train digitz", "recipe 'digitz' is unknown; did you mean digits?"),
+        ("train digits --nosuch 1", "no flag --nosuch; the help lists them all"),
+        ("train digits --seed 4294967296", "--seed 4294967296 is out of range; pass 0 <= --seed <= 2147483647"),
+        ("train digits --seed -1", "--seed -1 is out of range; pass --seed >= 0"),
+        ("train digits --classes 1", "--classes 1 is out of range; pass --classes >= 2"),
+        ("train digits --model nosuch.py:build", "there is no file /"),
+        ("train nosuch.toml", "there is no file nosuch.toml; pass the path of a recipe"),
+        ("recipes nosuch.json", "there is no file nosuch.json"),
         ("train digits --lerning-rate 0.1", "no flag --lerning-rate; did you mean --learning-rate?"),
         ("train digits --learning_rate=0.1", "no flag --learning_rate; did you mean --learning-rate?"),
         ("train digits --rh 0.1", "no flag --rh; did you mean --rho?"),
@@ -132,10 +139,10 @@ def test_a_percent_sign_in_a_help_text_is_shown(cli, monkeypatch):
         ("train digits --clip-norm x", "argument --clip-norm: 'x' is not a number or none"),
         ("train digits --method looksam", "argument --method: 'looksam' is unknown; did you mean look_sam"),
         ("train digits --rho", "argument --rho: expected one argument"),
-        ("train digits --rho -1", "rho=-1.0 is out of range; pass rho >= 0.0"),
-        ("train digits --rho nan", "rho=nan is out of range"),
-        ("train digits --epochs 0", "epochs=0 is out of range; pass epochs >= 1"),
-        ("train digits --label-noise 1.5", "label_noise=1.5 is out of range; pass 0 <= label_noise < 1"),
+        ("train digits --rho -1", "--rho -1.0 is out of range; pass --rho >= 0.0"),
+        ("train digits --rho nan", "--rho nan is out of range"),
+        ("train digits --epochs 0", "--epochs 0 is out of range; pass --epochs >= 1"),
+        ("train digits --label-noise 1.5", "--label-noise 1.5 is out of range; pass 0 <= --label-noise < 1"),
         ("train digits --model resnet19", "model 'resnet19' is unknown; did you mean resnet18"),
         ("train digits --dataset cifar10", "dataset 'cifar10' is unknown; did you mean cifar100"),
         ("recipes zz", "no recipe matches 'zz'"),
@@ -196,6 +203,34 @@ def test_recipes_by_pattern_as_json(cli, pattern, expected):
         assert (row["table"], row["score"], row["cost"]) == (listing.table, listing.score, listing.cost)
 
 
+def test_a_recipe_is_shown_with_its_origin_as_a_file_that_can_be_trained(cli, trainer, tmp_path):
+    code, out, _ = cli("recipes", "digits-noise30")
+    assert (code, out.splitlines()[0]) == (
+        0,
+        "# digits-noise30, from looksam.trainer.recipes.small; 2 CPU cores, seconds",
+    )
+    path = tmp_path / "mine.toml"
+    path.write_text(out)
+    assert cli("train", str(path), "--seed", "3")[0] == 0
+    [(recipe, run_dir, _)] = trainer.calls
+    assert (recipe, str(run_dir)) == (find("digits-noise30").recipe.replace(seed=3), "runs/mine-seed3")
+    assert cli("recipes", str(path))[1].splitlines()[1:] == out.splitlines()[1:]
+    assert json.loads(cli("recipes", str(path), "--json")[1])[0]["origin"] == str(path)
+
+
+def test_an_error_in_a_file_speaks_of_settings_and_one_in_a_flag_of_flags(cli, trainer, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("batch_size = 0\n")
+    assert cli("train", str(path)) == (
+        2,
+        "",
+        f"looksam: {path}, line 1: batch_size=0 is out of range; pass batch_size >= 1.\n",
+    )
+    path.write_text("batch_size = 10\n")
+    message = "looksam: --batch-size 0 is out of range; pass --batch-size >= 1.\n"
+    assert cli("train", str(path), "--batch-size", "0") == (2, "", message)
+
+
 # --- train and eval ---------------------------------------------------------------------------------------------
 
 
@@ -242,9 +277,21 @@ def test_result_for_people_and_for_machines(cli, trainer):
     assert (code, json.loads(out), out.count("\n"), err) == (0, RESULT, 1, "on the way\n")
 
 
-def test_a_result_on_held_out_images_is_called_so(cli, trainer):
-    trainer.outcome = RESULT | {"split": "validation"}
-    assert cli("train", "digits")[1] == "finished at step 1200: validation accuracy 95.30, validation loss 0.2100\nr\n"
+def test_scores_on_validation_and_test_images_are_called_so(cli, trainer):
+    scores = {"validation_accuracy": 91.0, "validation_loss": 0.3, "test_accuracy": None}
+    trainer.outcome = RESULT | scores | {"status": "stopped", "split": "validation", "test_loss": None}
+    assert cli("train", "digits")[:2] == (
+        0,
+        "stopped at step 1200: validation accuracy 91.00, validation loss 0.3000\nr\n",
+    )
+    best = {"best_accuracy": 92.0, "best_step": 600, "best_test_accuracy": 96.0, "best_test_loss": 0.19}
+    trainer.outcome = RESULT | best | {"validation_accuracy": 91.0, "validation_loss": 0.3}
+    assert cli("train", "digits")[1].splitlines() == [
+        "finished at step 1200: validation accuracy 91.00, validation loss 0.3000, "
+        "test accuracy 95.30, test loss 0.2100",
+        "best validation accuracy 92.00 at step 600: test accuracy 96.00, test loss 0.1900",
+        "r",
+    ]
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (None, 130)])
@@ -259,7 +306,8 @@ def test_eval(cli, monkeypatch, tmp_path):
     result = {"step": 3, "test_accuracy": 50.0, "test_loss": 1.5, "run_dir": "r"}
     write_recipe(tmp_path, Recipe())
 
-    def evaluate_run(folder, checkpoint):
+    def evaluate_run(folder, checkpoint, **options):
+        assert set(options.values()) == {None, False}
         asked.append((folder, checkpoint))
         return result
 
@@ -277,9 +325,9 @@ def test_eval(cli, monkeypatch, tmp_path):
     ("error", "code", "message"),
     [
         (RunError("the loss is nan at step 7"), 1, "looksam: the loss is nan at step 7\n"),
-        (ValueError("batch_size=9 is larger"), 1, "looksam: batch_size=9 is larger\n"),
+        (ValueError("batch_size=9 is larger"), 1, "looksam: --batch-size 9 is larger\n"),
         (TypeError("mlp has no option 'heads'"), 1, "looksam: mlp has no option 'heads'\n"),
-        (FileNotFoundError("pass data_dir="), 1, "looksam: pass data_dir=\n"),
+        (FileNotFoundError("pass data_dir="), 1, "looksam: pass --data-dir\n"),
         (ImportError("needs Pillow: pip install ..."), 1, "looksam: needs Pillow: pip install ...\n"),
         (
             ModuleNotFoundError("No module named 'flax.nnx'", name="flax.nnx"),

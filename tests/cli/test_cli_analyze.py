@@ -11,16 +11,18 @@ import pytest
 import looksam.trainer
 from looksam.analysis import pac_bayes_bound
 from looksam.cli import main
+from looksam.cli.work_progress import WorkProgress
 from looksam.experiments.report import analysis_report
 from looksam.experiments.report.document import Heatmap
 from looksam.trainer import analyze_run, evaluate_run, run, run_analysis
 from looksam.trainer.checkpoints import Checkpoints
+from looksam.trainer.kept_parts import KeptParts, digest_of
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.run_directory import write_recipe
+from looksam.trainer.run_directory import RunError, write_recipe
 from looksam.trainer.training import Training
 
 RECIPE = Recipe(mesh="data=1", batch_size=200, epochs=2, method="look_sam", rho=0.2, k=3, learning_rate=0.05)
-IMAGES = 60
+TRAIN, TEST = 600, 1197
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
@@ -36,7 +38,7 @@ def run_dir(tmp_path_factory):
 @pytest.fixture(scope="module")
 def result(run_dir):
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
-        return analyze_run(run_dir, images=IMAGES)
+        return analyze_run(run_dir, images="all")
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ def stored(monkeypatch, result):
 
 
 def by_hand(run_dir):
-    """(params, loss): the loss of the first images, as a function of the weights, without the trainer's."""
+    """(params, loss): the loss of all images, as a function of the weights, without the trainer's."""
     training = Training(RECIPE)
     checkpoints = Checkpoints(run_dir / "checkpoints", keep=2, read_only=True)
     _, state, _ = checkpoints.restore(training.programs.abstract_state)
@@ -72,11 +74,11 @@ def by_hand(run_dir):
 
     def loss(params, part="train"):
         data = getattr(training.dataset, part)
-        x = jnp.asarray(data.images[:IMAGES] / np.float32(240)).reshape(IMAGES, -1)
+        x = jnp.asarray(data.images / np.float32(240)).reshape(len(data), -1)
         for layer in ("0", "1", "2"):
             x = jax.nn.relu(x @ params["hidden"][layer]["kernel"] + params["hidden"][layer]["bias"])
         logits = x @ params["head"]["kernel"] + params["head"]["bias"]
-        return -jnp.mean(jax.nn.log_softmax(logits)[jnp.arange(IMAGES), data.labels[:IMAGES]])
+        return -jnp.mean(jax.nn.log_softmax(logits)[jnp.arange(len(data)), data.labels])
 
     return state.params, jax.jit(loss, static_argnames="part")
 
@@ -109,17 +111,69 @@ def test_the_top_eigenvalue_is_the_curvature_of_its_own_vector(run_dir, result):
         norm = jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(v)))
         v = jax.tree.map(lambda x, norm=norm: x / norm, v)
     np.testing.assert_allclose(result["hessian"]["eigenvalues"][0], norm, rtol=1e-3)
-    assert result["hessian"]["residuals"][0] < 1e-3
+    assert result["hessian"]["residuals"][0] <= 1e-3 * result["hessian"]["eigenvalues"][0]
+    assert 20 <= result["hessian"]["steps"] <= 46
 
 
 def test_the_rest_of_the_result(run_dir, result):
     scores = evaluate_run(run_dir)
     for name in ("step", "test_accuracy", "test_loss", "run_dir"):
         assert result[name] == scores[name]
-    assert (result["images"], result["test_images"], result["m"], result["rho"]) == (IMAGES, IMAGES, 30, 0.2)
+    assert (result["images"], result["images_of"], result["test_images"]) == (TRAIN, TRAIN, TEST)
+    assert (result["m"], result["rho"]) == (50, 0.2)
     worst = result["train"]["loss"] + result["train"]["ascent"]
     bound = pac_bayes_bound(600, 42634, result["weight_norm"], 0.2, worst_loss=worst)
     assert result["bound"] == {"n": 600, **bound._asdict()}
+
+
+def test_the_sample_has_the_classes_in_proportion_and_in_random_order(run_dir):
+    training = Training(RECIPE)
+    images, labels = run_analysis._sample(training.dataset.train, 100, training)
+    assert np.bincount(labels).tolist() == [10] * 10 or max(np.bincount(labels)) - min(np.bincount(labels)) <= 2
+    assert (np.diff(labels) != 0).sum() > 50 and len(images) == 100
+    with pytest.raises(ValueError, match="images=601 is more than the 600 training images"):
+        run_analysis._count(601, TRAIN)
+    assert (run_analysis._count(None, TRAIN), run_analysis._count("all", TRAIN)) == (200, None)
+
+
+def test_an_interrupted_analysis_resumes(cli, run_dir, result, tmp_path, monkeypatch):
+    words = ("analyze", run_dir, "--images", "all", "--json", "--out", tmp_path)
+    update, left = WorkProgress.update, [0]
+
+    def interrupting(self, *arguments):
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        update(self, *arguments)
+
+    monkeypatch.setattr(WorkProgress, "update", interrupting)
+    kept = f"looksam: interrupted; finished parts are kept in {tmp_path}/parts, and the same command resumes"
+    for left[0], message in ((1, "looksam: interrupted before the first part was finished"), (60, kept)):
+        code, out, err = cli(*words)
+        assert (code, out, err.splitlines()[-1]) == (130, "", message)
+    code, out, err = cli(*words)
+    assert code == 0 and f"parts are kept in {tmp_path}/parts and not measured again" in err
+    assert json.loads(out) == result
+
+
+def test_kept_parts_are_of_the_same_weights_and_images(tmp_path):
+    weights, settings = {"w": np.arange(3.0)}, {"model": "mlp"}
+    first = digest_of(settings, weights)
+    assert first == digest_of(settings, {"w": np.arange(3.0)})
+    others = [(settings, {"w": np.arange(3.0) + 1e-12}), (settings, {"v": np.arange(3.0)}), ({"model": "vit"}, weights)]
+    assert first not in {digest_of(*other) for other in others}
+    kept = KeptParts(tmp_path, first)
+    kept.put_state("trace", (2, [np.arange(2), np.float32(1)]))
+    done, arrays = KeptParts(tmp_path, first).get_state("trace")
+    assert (done, arrays[0].tolist(), arrays[1].dtype) == (2, [0, 1], np.float32)
+    assert KeptParts(tmp_path, first).get_state("line") is None
+    assert KeptParts(tmp_path, "other").get_state("trace") is None
+    kept.put("trace", {"trace": 0.1, "odd": float("nan")})
+    again = KeptParts(tmp_path, first)
+    assert again.get("trace")["trace"] == 0.1 and again.get_state("trace") is None and again.get("line") is None
+    (tmp_path / f"{first}.json").write_text("{")
+    with pytest.raises(RunError, match=r"json is damaged: .*; delete it, and its parts are measured again"):
+        KeptParts(tmp_path, first)
 
 
 def test_files_and_json(cli, run_dir, result, stored):
@@ -174,6 +228,7 @@ def test_help(cli):
         ("--rho nan", "--rho nan is out of range"),
         ("--rho much", "argument --rho: invalid float value: 'much'"),
         ("--images 0", "--images 0 is out of range; pass --images >= 1"),
+        ("--images some", "'some' is not a number of images; pass a number or all"),
         ("--images 601", "images=601 is more than the 600 training images; pass at most 600"),
         ("--eigenvalues 0", "--eigenvalues 0 is out of range"),
         ("--imags 5", "no flag --imags; did you mean --images?"),

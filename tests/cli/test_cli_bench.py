@@ -58,7 +58,10 @@ def test_bad_usage(cli, words, message):
 def test_an_unknown_size_is_an_error(cli):
     code, _, err = cli("bench", "digits", "--dataset", "folder", "--forms", "static")
     assert code == 1
-    assert "the size of dataset 'folder' is not known without its files; it is for digits, cifar100, imagenet." in err
+    assert (
+        "the size of this dataset is read from its files: dataset 'folder' needs files; pass their folder as --data-dir"
+        in err
+    )
 
 
 def test_one_measurement(cli, tmp_path):

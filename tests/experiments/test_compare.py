@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from looksam.cli import main
+from looksam.cli.work_progress import WorkProgress
 from looksam.experiments.comparison import compare, read_results
+from looksam.experiments.engine.runs import Store
 from looksam.experiments.report.comparison_report import as_text
 from looksam.trainer.recipe import Recipe
 
@@ -49,6 +51,81 @@ def test_rows_may_name_their_period_and_start(tmp_path, capsys):
     assert all(f"{name}  " in table for name in ("SAM-3", "SAM, last 50 %", "LookSAM-2, last 25 %", "MSAM"))
     late = next(line for line in table.splitlines() if line.startswith("LookSAM-2, last 25 %"))
     assert " 1.12  " in late  # of 1.125
+
+
+class Interrupted:
+    """Lets Ctrl-C come when a row has begun to train."""
+
+    def __init__(self, monkeypatch, row):
+        self._update, self.row, self.titles = WorkProgress.update, row, []
+        monkeypatch.setattr(WorkProgress, "update", lambda progress, *arguments: self(progress, *arguments))
+
+    def __call__(self, progress, title, done, total):
+        self.titles.append(title)
+        if title == self.row:
+            raise KeyboardInterrupt
+        self._update(progress, title, done, total)
+
+
+def without_times(path):
+    results = json.loads(path.read_text())["digits"]
+    return results | {"methods": {name: row | {"time_ratio": None} for name, row in results["methods"].items()}}
+
+
+def test_an_interrupted_comparison_trains_only_what_is_missing(tmp_path, capsys, monkeypatch):
+    short = ["compare", "digits", "--methods", "sam", "--epochs", "2", "--seeds", "2", "--rounds", "1"]
+    assert main([*short, "--out", str(tmp_path / "whole")]) == 0
+    out, interrupted = tmp_path / "resumed", Interrupted(monkeypatch, "base")
+    assert main([*short, "--out", str(out)]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "looksam: interrupted before the first run had ended"
+    interrupted.row = "sam"
+    assert main([*short, "--out", str(out)]) == 130
+    kept = f"looksam: interrupted; finished runs are kept in {out}/runs, and the same command resumes"
+    assert capsys.readouterr().err.splitlines()[-1] == kept
+    interrupted.row, interrupted.titles = None, []
+    assert main([*short, "--out", str(out)]) == 0
+    assert set(interrupted.titles) == {"sam", "step times"}  # not base
+    assert f"% (2 of the runs from {out}/runs)" in capsys.readouterr().err
+    assert without_times(out / "results.json") == without_times(tmp_path / "whole/results.json")
+    interrupted.titles = []
+    assert main([*short, "--out", str(out)]) == 0 and not interrupted.titles  # all is there
+    interrupted.row = "base"
+    assert main([*short, "--out", str(out), "--learning-rate", "0.01"]) == 130  # another recipe has none
+
+
+def test_runs_of_other_code_or_images_are_trained_again(tmp_path, monkeypatch):
+    recipe, store = Recipe(epochs=1, batch_size=200, learning_rate=0.05), Store(tmp_path)
+    work = []
+
+    def trained():
+        work.clear()
+        compare(recipe, {}, seeds=1, rounds=1, store=store, report=str, progress=lambda *update: work.append(update))
+        return bool(work)
+
+    assert trained() and not trained()
+    monkeypatch.setattr("looksam.experiments.engine.side_by_side.digest_of", lambda *parts: "another")
+    assert trained() and not trained()
+
+
+def test_an_interrupted_tuning_resumes(tmp_path, capsys, monkeypatch):
+    short = [
+        "compare",
+        "digits",
+        "--tune",
+        "--validation",
+        "0.25",
+        "--methods",
+        "sam,msam",
+        "--epochs",
+        "1",
+        "--seeds",
+        "1",
+    ]
+    interrupted = Interrupted(monkeypatch, "msam")
+    assert main([*short, "--out", str(tmp_path)]) == 130
+    assert "finished runs are kept" in capsys.readouterr().err
+    interrupted.row, interrupted.titles = None, []
+    assert main([*short, "--out", str(tmp_path)]) == 0 and set(interrupted.titles) == {"msam"}
 
 
 def test_a_row_that_never_acts_is_refused_before_anything_trains(tmp_path, capsys):

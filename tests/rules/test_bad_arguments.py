@@ -1,6 +1,7 @@
 """Bad arguments raise before anything is traced, with the value, the place and the fix."""
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -116,10 +117,47 @@ def test_params_that_differ_from_the_kept_g_v(params, message):
         rule.gradient(untouched, params, rule.init(PARAMS))
 
 
-def test_containers_that_differ():
+class Pair(NamedTuple):
+    left: jax.Array
+    right: jax.Array
+
+
+@pytest.mark.parametrize(
+    ("params", "kept", "message"),
+    [
+        ([jnp.ones(2)], (jnp.ones(2),), "params has a list, and the g_v in state a tuple; call rule.init"),
+        (
+            {"a": jnp.ones(2), "b": [{"c": (jnp.ones(2), jnp.ones(1))}]},
+            {"a": jnp.ones(2), "b": [{"c": [jnp.ones(2), jnp.ones(1)]}]},
+            "params has a tuple at 'b/0/c', and the g_v in state a list",
+        ),
+        (
+            {"a": {"left": jnp.ones(2), "right": jnp.ones(2)}},
+            {"a": Pair(jnp.ones(2), jnp.ones(2))},
+            "params has a dict at 'a', and the g_v in state a Pair",
+        ),
+    ],
+)
+def test_the_first_containers_that_differ_are_named(params, kept, message):
     rule = looksam.look_sam(0.1)
-    with pytest.raises(ValueError, match="PyTreeDef"):
-        rule.gradient(untouched, [jnp.ones(2)], rule.init((jnp.ones(2),)))
+    with pytest.raises(ValueError, match=message):
+        rule.gradient(untouched, params, rule.init(kept))
+
+
+def test_a_leaf_that_is_not_an_array_is_named():
+    rule = looksam.sam(0.1)
+    for leaf, problem in ((jax.nn.relu, "is a .*, relu, and not an array"), ("relu", "is a str, 'relu'")):
+        with pytest.raises(TypeError, match=f"parameter 'layer/activation' {problem}.*keep it out of params"):
+            rule.init({"layer": {"kernel": jnp.ones(2), "activation": leaf}})
+
+
+def test_an_equinox_model_is_to_be_partitioned():
+    eqx = pytest.importorskip("equinox")
+    model = eqx.nn.MLP(2, 1, width_size=4, depth=1, key=jax.random.key(0))
+    rule = looksam.sam(0.1)
+    with pytest.raises(TypeError, match=r"'activation' is a .*eqx.partition\(model, eqx.is_inexact_array\)"):
+        rule.init(model)
+    rule.init(eqx.filter(model, eqx.is_inexact_array))
 
 
 def test_state_of_another_rule():

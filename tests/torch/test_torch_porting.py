@@ -1,10 +1,10 @@
 """The code of docs/porting.md, as printed there: before and after, on a network without dropout and statistics."""
 
 import copy
-import pathlib
-import re
+import functools
 
 import pytest
+import recipes
 import torch
 from torch import nn
 
@@ -12,14 +12,10 @@ import looksam.torch
 
 pytorch_optimizer = pytest.importorskip("pytorch_optimizer")
 
-TEXT = (pathlib.Path(__file__).parents[2] / "docs/porting.md").read_text()
+PAGE = "porting.md"
+blocks = functools.partial(recipes.blocks, PAGE)
 DATA = torch.Generator().manual_seed(0)
 LOADER = [(torch.randn(8, 6, generator=DATA), torch.randint(3, (8,), generator=DATA)) for _ in range(7)]
-
-
-def blocks(heading):
-    (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL)
-    return re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
 
 
 def trained(code, package, model=None, **names):
@@ -36,7 +32,7 @@ def trained(code, package, model=None, **names):
         **rules,
         **names,
     }
-    exec(compile(code, "docs/porting.md", "exec"), space)
+    recipes.run(code, PAGE, space)
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
@@ -106,7 +102,7 @@ def test_the_steps_of_composer():
     _, code = blocks("Composer")
     model, seen = nn.Linear(6, 3), []
     space = {"torch": torch, "model": model, "SAMk": looksam.torch.SAMk}
-    exec(compile(code.replace(", per_rank=True", ""), "docs/porting.md", "exec"), space)
+    recipes.run(code.replace(", per_rank=True", ""), PAGE, space)
     for x, y in LOADER * 2:
         space["optimizer"].step(lambda x=x, y=y: nn.functional.cross_entropy(model(x), y).backward())
         seen.append(space["optimizer"].info.refreshed)

@@ -1,10 +1,11 @@
 """The recipes of docs/pytorch.md, run as printed there, compared with a plain loop over the same batches."""
 
-import pathlib
+import functools
 import re
 
 import numpy as np
 import pytest
+import recipes
 import torch
 from torch import nn
 from torch_problems import flat, saved_rule
@@ -12,16 +13,12 @@ from torch_problems import flat, saved_rule
 import looksam.torch
 from looksam.torch import LookSAM, sam_family
 
-TEXT = (pathlib.Path(__file__).parents[2] / "docs/pytorch.md").read_text()
+PAGE = "pytorch.md"
+recipe = functools.partial(recipes.blocks, PAGE)
 DATA = torch.Generator().manual_seed(0)
 X, Y = torch.randn(48, 6, generator=DATA), torch.randint(3, (48,), generator=DATA)
 BATCHES = list(zip(X.split(8), Y.split(8), strict=True))  # six: the second cycle begins
 PASSES = 8  # 2 + 1 + 1 + 1 + 1 + 2
-
-
-def recipe(heading):
-    (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL)
-    return re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
 
 
 class Net(nn.Module):
@@ -51,8 +48,7 @@ def run(code, net, **names):
         "device": "cpu",
         **names,
     }
-    exec(compile(code, "docs/pytorch.md", "exec"), space)
-    return space
+    return recipes.run(code, PAGE, space)
 
 
 def optimizer(net):
@@ -153,7 +149,7 @@ def test_rules_of_your_own():
 
 
 def test_every_rule_is_listed():
-    (table,) = re.findall(r"^## The rules\n(.*?)(?=^## )", TEXT, re.MULTILINE | re.DOTALL)
+    (table,) = re.findall(r"^## The rules\n(.*?)(?=^## )", recipes.text(PAGE), re.MULTILINE | re.DOTALL)
     assert re.findall(r"^\| `(\w+)\(", table, re.MULTILINE) == [rule.__name__ for rule in sam_family.RULES.values()]
 
 
@@ -164,6 +160,27 @@ def test_fp16_scaler():
     skipped = len(BATCHES) - count
     assert passes == skipped + count + len(range(0, count, 5))
     assert space["scaler"].get_scale() == 65536.0 / 2**skipped
+
+
+def test_many_devices():
+    """In a group of one process, its own gradient is the mean."""
+    group = torch.distributed
+    group.init_process_group("gloo", store=group.HashStore(), rank=0, world_size=1)
+    try:
+        net = Net()
+        names = run(recipe("Many devices")[0], net, DistributedDataParallel=nn.parallel.DistributedDataParallel)
+        for x, y in BATCHES:
+
+            def closure(x=x, y=y):
+                names["opt"].zero_grad()
+                loss = nn.functional.cross_entropy(names["model"](x), y)
+                loss.backward()
+                return loss
+
+            names["opt"].step(closure)
+        check(net)
+    finally:
+        group.destroy_process_group()
 
 
 @pytest.mark.filterwarnings("ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning")

@@ -12,7 +12,7 @@ import spread
 from looksam.trainer import run, training
 from looksam.trainer.checkpoints import Checkpoints
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.run_directory import RunError, claim
+from looksam.trainer.run_directory import RunError, check_recipe, claim
 from looksam.trainer.training import Training
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -82,7 +82,7 @@ def test_another_path_is_refused(tmp_path, change, words):
     """Groups by device are another algorithm on another number of devices."""
     recipe = RECIPE.replace(mesh="data=8", groups="device")
     claim(tmp_path, recipe)
-    claim(tmp_path, recipe)
-    claim(tmp_path, RECIPE.replace(mesh="data=4", groups=8))  # the same eight, two on each of four devices
+    check_recipe(tmp_path, recipe)
+    check_recipe(tmp_path, RECIPE.replace(mesh="data=4", groups=8))  # the same eight, two on each of four devices
     with pytest.raises(RunError, match=words):
-        claim(tmp_path, recipe.replace(**change))
+        check_recipe(tmp_path, recipe.replace(**change))

@@ -14,12 +14,14 @@ import pytest
 
 import looksam
 from looksam.trainer import models
-from looksam.trainer.recipe import SECTIONS, Recipe, parse
-from looksam.trainer.recipes import ALL, cifar, find, imagenet, paper_tables, small
+from looksam.trainer.recipe import SECTIONS, Recipe
+from looksam.trainer.recipes import ALL, cifar, find, imagenet, own_images, paper_tables, small
+from looksam.trainer.setting_types import parse
 
 TABLES = {
     "digits": (small, small.DIGITS_RECIPES),
     "small": (small, small.PHOTO_RECIPES),
+    "own": (own_images, own_images.RECIPES),
     "cifar100": (cifar, cifar.RECIPES),
     "vit": (imagenet, imagenet.VIT_RECIPES),
     "large_batch": (imagenet, imagenet.LARGE_BATCH_RECIPES),
@@ -142,11 +144,27 @@ def test_small_photo_recipes():
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "like"), [("folder-resnet", "cifar100-small-resnet"), ("folder-vit", "cifar100-small-vit")]
+)
+def test_folder_recipes_use_all_images_and_the_rule_of_small_models(name, like):
+    check(name, dataset="folder", train_limit=None, classes=None, validation=None, data_dir=None, image_size=64)
+    same = ("model", "optimizer", "method", "rho", "alpha", "k", "weight_decay", "decay_all", "clip_norm", "epochs")
+    check(name, **{setting: getattr(find(like).recipe, setting) for setting in same})
+
+
+@pytest.mark.parametrize("seed", [2**31, 2**32, 10**30, -1])
+def test_seeds_that_a_compiled_program_does_not_take(seed):
+    with pytest.raises(ValueError, match=f"seed={seed} is out of range"):
+        Recipe(seed=seed)
+
+
 def test_every_recipe_is_in_one_table():
     assert {table: len(recipes) for table, (_, recipes) in TABLES.items()} == {
         "augment_64k": 2 * 2,
         "cifar100": 3 * 8,
         "digits": 2,
+        "own": 2,
         "small": 4,
         "large_batch": 5 * 5,
         "vit": 4 * 6,

@@ -227,7 +227,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
     recipe = SHORT.replace(learning_rate=1e30, method="base", log_every=1, epochs=20)
-    with pytest.raises(RunError, match=r"loss is (nan|inf) at step \d+; .*Lower learning_rate"):
+    with pytest.raises(RunError, match=r"loss is (nan|inf) at step \d+; .*Lower --learning-rate"):
         run(recipe, tmp_path, quiet=True)
 
 
@@ -238,7 +238,7 @@ def test_a_batch_larger_than_the_data():
 
 def test_data_is_limited_held_out_and_noisy_as_the_recipe_says():
     whole, held = load(Recipe()), load(Recipe(validation=0.25))
-    assert (len(held.train), len(held.test)) == (450, 150)
+    assert (len(held.train), len(held.validation), len(held.test)) == (450, 150, len(whole.test))
     assert len(load(Recipe(train_limit=130)).train) == 130
     few = load(Recipe(classes=3, train_limit=60, batch_size=10))
     assert few.num_classes == 3 and np.bincount(few.train.labels).tolist() == [20, 20, 20]

@@ -69,12 +69,12 @@ def _read(dataset: str, data_dir: str | None, download: bool) -> Dataset:
 
 
 def held_out_and_test(recipe: Recipe) -> tuple[Dataset, Images]:
-    """The recipe's data with the held-out images in place of the test set, and the test set itself."""
+    """The recipe's data with its held-out images as the validation split, and the whole test set."""
     whole = _read(recipe.dataset, recipe.data_dir, recipe.download)
     validation, tested = (prepared(r, whole) for r in (recipe, recipe.replace(validation=None)))
     if not isinstance(tested.test, Images):
         raise ValueError(f"{recipe.dataset} is streamed, and small-scale experiments need a set in memory.")
-    return validation, tested.test
+    return validation.with_validation_as_test(), tested.test
 
 
 def _measured(runner: Runner, curves: Curves, test: Images | None) -> dict[str, np.ndarray]:

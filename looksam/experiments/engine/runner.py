@@ -6,7 +6,6 @@ programs and the state of the runs that train together.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -18,14 +17,22 @@ from looksam.analysis import one_step_sharpness
 from looksam.trainer.batches import make_eval_batches
 from looksam.trainer.data import Dataset, Images, epoch_batches
 from looksam.trainer.optimizers import make_optimizer, make_rule
+from looksam.trainer.parameter_paths import check_paths
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.step import TrainState, init_state, make_eval_loss, make_eval_step, make_train_step
-from looksam.trainer.training import check_perturb, make_model
+from looksam.trainer.training import make_model
 
 SHARPNESS_RHO = 0.05  # one radius for all methods, so that the numbers compare
 SHARPNESS_IMAGES = 1200  # the first images of a set; all of digits
 VMAPPED_SETTINGS = ("seed", "learning_rate", "rho", "alpha")  # what may differ between the runs of one program
 CURVE_POINTS = 10  # of a learning curve
+
+
+AfterEpoch = Callable[[int], None]  # called with the epoch that has ended, from 0
+
+
+def _ignore(epoch: int) -> None:
+    """Does nothing, in place of an ``AfterEpoch``."""
 
 
 class Hyperparams(NamedTuple):
@@ -53,6 +60,7 @@ def device_arrays(dataset: Dataset) -> tuple[jax.Array, jax.Array]:
 class Runner:
     """The compiled programs of ``recipe``, and the runs that they train together.
 
+    If the recipe holds images out, they take the place of the test set, which is not read.
     ``start`` begins one run per recipe it is given; results have one entry per run. Runners of other methods on the
     same dataset may share its ``arrays``.
     """
@@ -60,13 +68,16 @@ class Runner:
     def __init__(self, recipe: Recipe, dataset: Dataset, arrays: tuple[jax.Array, jax.Array] | None = None) -> None:
         if recipe.across_epochs:
             raise ValueError("comparisons draw batches within epochs; use `looksam train` for across_epochs.")
+        if recipe.init_from:
+            raise ValueError("comparisons start from random weights; use `looksam train` for init_from.")
+        dataset = dataset.with_validation_as_test() if recipe.validation else dataset  # tuning never sees the test set
         self.recipe, self.dataset = recipe, dataset
         self.train, self.test = _in_memory(dataset)
         self._data = arrays or device_arrays(dataset)
         self.steps_per_epoch = len(dataset.train) // recipe.batch_size
         self.total_steps = recipe.epochs * self.steps_per_epoch
         self.model, self.rule = make_model(recipe, dataset), make_rule(recipe, self.total_steps)
-        check_perturb(recipe, self.model)
+        check_paths(recipe, self.model)
         self._compile()
 
     def start(self, recipes: Sequence[Recipe]) -> "Runner":
@@ -82,13 +93,18 @@ class Runner:
         return self
 
     def trained(
-        self, recipes: Sequence[Recipe], together: int, points: int = CURVE_POINTS, other: Images | None = None
+        self,
+        recipes: Sequence[Recipe],
+        together: int,
+        points: int = CURVE_POINTS,
+        other: Images | None = None,
+        after_epoch: AfterEpoch = _ignore,
     ) -> Iterator[Curves]:
         """Trains runs to their end, ``together`` at a time. After each group its state can be read here."""
         for first in range(0, len(recipes), together):
-            yield self.start(recipes[first : first + together]).run(points, other)
+            yield self.start(recipes[first : first + together]).run(points, other, after_epoch)
 
-    def run(self, points: int, other: Images | None = None) -> Curves:
+    def run(self, points: int, other: Images | None = None, after_epoch: AfterEpoch = _ignore) -> Curves:
         """Trains to the end, and evaluates at ``points`` epochs on the way.
 
         ``other`` images are evaluated only where the accuracy is the best so far: they select nothing.
@@ -97,6 +113,7 @@ class Runner:
         losses, at_best = [], None
         for epoch in range(self.recipe.epochs):
             loss = self.run_epoch(epoch)
+            after_epoch(epoch)
             if epoch + 1 in curve_epochs(self.recipe.epochs, points):
                 accuracy.append(self.accuracy())
                 losses.append(loss)
@@ -144,7 +161,7 @@ class Runner:
         @over_runs
         def init(seed: jax.Array) -> TrainState:
             tx = make_optimizer(self.recipe, self.total_steps)
-            return init_state(jax.random.key(seed), self.model, self.rule, tx)
+            return init_state(jax.random.key(seed), self.model, self.rule, tx, self.recipe.freeze)
 
         @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
         def step(refresh: bool | None, state: TrainState, data: Any, batch: Any, hyperparams: Any) -> tuple[Any, Any]:
@@ -195,9 +212,3 @@ def _in_memory(dataset: Dataset) -> tuple[Images, Images]:
 def curve_epochs(epochs: int, points: int = CURVE_POINTS) -> list[int]:
     """The epochs at which a learning curve is evaluated: evenly spread, the last one included."""
     return sorted({round(epochs * (i + 1) / points) for i in range(points)} - {0})
-
-
-def parameter_count(recipe: Recipe, dataset: Dataset) -> int:
-    """The number of parameters of the recipe's model."""
-    params, _ = jax.eval_shape(make_model(recipe, dataset).init, jax.random.key(0))
-    return sum(math.prod(x.shape) for x in jax.tree.leaves(params))

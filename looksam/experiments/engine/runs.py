@@ -31,7 +31,7 @@ VERSION = 2  # of stored files; 1 had no version and the digest of all settings
 DIGITS = 5  # significant digits of stored numbers
 PACKAGE = pathlib.Path(looksam.__file__).parent
 
-Kind = Literal["train", "tune", "drift"]
+Kind = Literal["train", "tune", "drift", "compare", "select"]
 Record = dict[str, Any]
 
 # Where data lies and how often something is written changes no number; seeds share a file.
@@ -47,7 +47,7 @@ class Run:
     """One training run: a recipe with its seed, and what is measured.
 
     ``train`` reads the test set once, at the end; ``tune`` reads only the held-out images; ``drift`` compares the parts
-    of SAM's gradient over time.
+    of SAM's gradient over time. ``compare`` and ``select`` are those of ``looksam compare`` and its ``--tune``.
     """
 
     kind: Kind

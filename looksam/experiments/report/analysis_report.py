@@ -8,12 +8,13 @@ from typing import Any
 from looksam.experiments.report.document import Figure, Heatmap, Series, Table
 from looksam.experiments.report.figures import draw
 from looksam.experiments.report.text import table_text
+from looksam.trainer.run_directory import write_atomically
 
 
 def write(result: dict[str, Any], folder: pathlib.Path) -> str:
     """Write analysis.json and the figures of a result to a folder; return the tables as text."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "analysis.json").write_text(json.dumps(result, allow_nan=False) + "\n")
+    write_atomically(folder / "analysis.json", (json.dumps(result, allow_nan=False) + "\n").encode())
     for figure in figures(result):
         draw(figure, folder)
     return "\n\n".join(map(table_text, tables(result)))
@@ -32,14 +33,15 @@ def tables(result: dict[str, Any]) -> list[Table]:
     return [
         Table(
             f"Sharpness at radius {result['rho']:g} around the parameters of step {result['step']}",
-            ("", f"{result['images']} training images", f"{result['test_images']} test images"),
+            ("", _sample(result, "images", "training images"), _sample(result, "test_images", "test images")),
             [
                 (label, _number(result["train"].get(name)), _number(result["test"].get(name)))
                 for label, name in sharpness
             ],
         ),
         Table(
-            "Hessian of the training loss",
+            f"Hessian of the loss on {_sample(result, 'images', 'training images')}; {hessian['steps']} products for "
+            f"the eigenvalues, {hessian['probes']} for the trace",
             ("", "value", "residual", "standard error"),
             [(f"eigenvalue {i}", _number(value), _number(residual), None) for i, (value, residual) in pairs]
             + [("trace", _number(hessian["trace"]), None, _number(hessian["trace_error"]))],
@@ -53,7 +55,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
             ],
         ),
         Table(
-            f"PAC-Bayes bound, {bound['n']} training images, {result['parameters']:,} parameters",
+            f"PAC-Bayes bound, {bound['n']:,} training images, {result['parameters']:,} parameters",
             ("term", "value"),
             [(name.replace("_", " "), _number(bound[name])) for name in bound if name != "n"],
         ),
@@ -83,6 +85,11 @@ def figures(result: dict[str, Any]) -> list[Figure | Heatmap]:
             log=all(value is not None and value > 0 for row in plane["train"] for value in row),
         ),
     ]
+
+
+def _sample(result: dict[str, Any], name: str, what: str) -> str:
+    used, of = result[name], result[f"{name}_of"]
+    return f"{used:,} {what}" if used == of else f"{used:,} of {of:,} {what}"
 
 
 def _prediction(name: str, result: dict[str, Any]) -> tuple[str, str, str, str]:

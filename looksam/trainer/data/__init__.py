@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from looksam.trainer.data.reading.dataset import Dataset, Encoded, Images
+    from looksam.trainer.data.reading.dataset import DataError, Dataset, Encoded, Images
     from looksam.trainer.data.reading.decode import BadImageError
     from looksam.trainer.data.reading.labels import hold_out, with_label_noise
     from looksam.trainer.data.reading.load import load_dataset
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BadImageError",
+    "DataError",
     "Dataset",
     "Encoded",
     "Images",
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    **dict.fromkeys(("Dataset", "Encoded", "Images"), "dataset"),
+    **dict.fromkeys(("DataError", "Dataset", "Encoded", "Images"), "dataset"),
     "BadImageError": "decode",
     **dict.fromkeys(("hold_out", "with_label_noise"), "labels"),
     "load_dataset": "load",

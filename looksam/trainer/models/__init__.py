@@ -1,7 +1,8 @@
 """The models, each a pair of pure functions of nested dicts: ``build_model(name, ...)`` returns ``init`` and ``apply``.
 
 ``MODELS`` lists them by name and can be read without loading JAX; a model's own module is imported when it is built.
-To add a model, write its module and a builder ``(image_shape, num_classes, dtype, **options)``, and name both here.
+To add a model, write its module and a builder ``(image_shape, num_classes, dtype, **options)``, and name both here. A
+model of your own needs no change here: ``own_model`` builds what ``file.py:function`` or an entry point names.
 """
 
 import importlib
@@ -9,14 +10,14 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from looksam.arguments import did_you_mean
+from looksam.trainer import own_code
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
 
     from looksam.trainer.models.functional import Model
 
-__all__ = ["MODELS", "Model", "ModelEntry", "build_model"]
+__all__ = ["MODELS", "Model", "ModelEntry", "build_model", "find_builder"]
 
 
 class ModelEntry(NamedTuple):
@@ -52,7 +53,7 @@ MODELS: dict[str, ModelEntry] = {
 
 
 def build_model(
-    name: str,
+    name: str | Callable[..., Any],
     *,
     image_shape: tuple[int, int, int],
     num_classes: int,
@@ -62,7 +63,8 @@ def build_model(
     """Builds a model by name, as pure functions.
 
     Args:
-      name: one of ``MODELS``.
+      name: one of ``MODELS``; for a model of your own ``file.py:function``, ``package.module:function``, the name of an
+        entry point of ``looksam.models``, or the function itself.
       image_shape: (height, width, channels).
       num_classes: the number of logits.
       dtype: the dtype of the computation. Parameters, statistics, softmax and logits stay float32 (or wider, with
@@ -78,23 +80,36 @@ def build_model(
       >>> logits.shape, params["hidden"]["0"]["kernel"].shape
       ((5, 10), (64, 32))
     """
-    if name not in MODELS:
-        hint = did_you_mean(str(name), MODELS, f"the models are {', '.join(MODELS)}.")
-        raise ValueError(f"model {name!r} is unknown{hint}")
+    builder = name if callable(name) else find_builder(name)
     from looksam.trainer.models import options as checks
     from looksam.trainer.models.functional import pure_model
+    from looksam.trainer.models.own_model import own_model
 
-    entry = MODELS[name]
-    builder = getattr(importlib.import_module(f"looksam.trainer.models.{entry.module}"), entry.builder)
-    _check_options(name, entry, builder, options)
     shape, kind = checks.image_shape(image_shape), checks.floating(dtype)
     classes = checks.positive_integer("num_classes", num_classes)
+    if callable(name) or name not in MODELS:
+        label = getattr(name, "__qualname__", str(name))
+        _check_options(label, ModelEntry("", label), builder, options)
+        return own_model(label, builder, shape, classes, kind, options)
+    entry = MODELS[name]
+    _check_options(name, entry, builder, options)
     return pure_model(builder(shape, classes, kind, **entry.fixed, **options), shape, kind)
+
+
+def find_builder(name: str) -> Callable[..., Any]:
+    """Imports the function that builds the model of this name; raises if there is none."""
+    name = own_code.as_name("model", name, MODELS)
+    if name not in MODELS:
+        return own_code.load("model", name)
+    entry = MODELS[name]
+    return getattr(importlib.import_module(f"looksam.trainer.models.{entry.module}"), entry.builder)
 
 
 def _check_options(name: str, entry: ModelEntry, builder: Callable[..., Any], options: Mapping[str, Any]) -> None:
     parameters = inspect.signature(builder).parameters.values()
-    free = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in entry.fixed]
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    free = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in (*entry.fixed, "rngs")]
     for option in options:
         if option in entry.fixed:
             value = entry.fixed[option]

@@ -68,7 +68,7 @@ def pure_model(make: MakeModule, image_shape: tuple[int, int, int], dtype: DType
 
     def init(key: jax.Array) -> tuple[Params, Stats]:
         module = make(nnx.Rngs(params=key))
-        return _as_dict(nnx.state(module, nnx.Param)), _as_dict(nnx.state(module, nnx.BatchStat))
+        return as_dict(nnx.state(module, nnx.Param)), as_dict(nnx.state(module, nnx.BatchStat))
 
     def apply(
         params: Params,
@@ -82,21 +82,21 @@ def pure_model(make: MakeModule, image_shape: tuple[int, int, int], dtype: DType
         _check_images(images, image_shape)
         if train and draws and key is None:
             raise ValueError("key is None, and the model has dropout or stochastic depth; pass key=... to train it.")
-        merged: Any = nnx.merge(graph, _as_state(like_params, params, "params"), _as_state(like_stats, stats, "stats"))
+        merged: Any = nnx.merge(graph, as_state(like_params, params, "params"), as_state(like_stats, stats, "stats"))
         keys = per_image(key, images.shape[0]) if train and draws and key is not None else None
         logits = merged(images.astype(dtype), Mode(train, keys, axes))
-        return logits, _as_dict(nnx.state(merged, nnx.BatchStat)) if train else stats
+        return logits, as_dict(nnx.state(merged, nnx.BatchStat)) if train else stats
 
     return Model(init, apply)
 
 
-def _as_dict(state: nnx.State) -> dict[str, Any]:
+def as_dict(state: nnx.State) -> dict[str, Any]:
     # All keys are strings, also list positions, as checkpoints restore them.
     flat = {_names(path): variable.get_value() for path, variable in nnx.to_flat_state(state)}
     return traverse_util.unflatten_dict(flat)
 
 
-def _as_state(like: nnx.State, values: dict[str, Any], what: str) -> nnx.State:
+def as_state(like: nnx.State, values: dict[str, Any], what: str) -> nnx.State:
     flat = traverse_util.flatten_dict(values)
     expected = nnx.to_flat_state(like)
     unknown = sorted(flat.keys() - {_names(path) for path, _ in expected})

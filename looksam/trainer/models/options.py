@@ -52,6 +52,13 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
+def one_of(name: str, value: Any, known: tuple[str, ...]) -> str:
+    """Returns one of the known words."""
+    if value not in known:
+        raise ValueError(f"{name}={value!r} is unknown; pass {' or '.join(map(repr, known))}.")
+    return str(value)
+
+
 def image_shape(value: Any) -> tuple[int, int, int]:
     """Returns (height, width, channels)."""
     if not isinstance(value, tuple | list) or len(value) != 3:

@@ -1,8 +1,11 @@
-"""Vision Transformers: pre-norm, GELU, learned position embeddings, no class token.
+"""Vision Transformers: pre-norm, GELU, learned position embeddings, by default without a class token.
 
 The head is one linear layer on the mean token. LookSAM's paper lists 87M, 88M, 22M and 23M parameters and 196 or 49
 tokens, so there is no class token; one linear layer gives 86.57M, 88.22M, 22.05M and 22.88M, and the pre-logits layer
 that the ViT paper trains from scratch would give 87.16M, 88.81M (89M, not 88M), 22.20M and 23.03M.
+
+Public weights mostly have a class token, on which the head acts, and the exact GELU: ``pooling="token"`` and
+``gelu="exact"``. The class token is then the first, and the first row of the position embeddings is its own.
 
 As in the ViT authors' code, GELU is the tanh approximation, dense layers are initialized Xavier-uniform and position
 embeddings with standard deviation 0.02. Unlike there, the head does not start at zero, so that every layer has a
@@ -36,11 +39,13 @@ class ViTConfig:
     hidden: int
     dropout: float
     stochastic_depth: float
+    class_token: bool
+    approximate_gelu: bool
     dtype: jnp.dtype
 
     @property
     def tokens(self) -> int:
-        return (self.image[0] // self.patch) * (self.image[1] // self.patch)
+        return (self.image[0] // self.patch) * (self.image[1] // self.patch) + self.class_token
 
 
 class Attention(nnx.Module):
@@ -72,13 +77,14 @@ class EncoderBlock(nnx.Module):
         self.down = _dense(config.hidden, config.width, config, rngs)
         self.dropout = Dropout(config.dropout)
         self.drop_path = Dropout(drop_path, whole_image=True)
+        self.approximate_gelu = config.approximate_gelu
 
     def __call__(self, x: jax.Array, mode: Mode) -> jax.Array:
         def branch(y: jax.Array) -> jax.Array:
             return self.drop_path(self.dropout(y, mode), mode)
 
         x = x + branch(self.attention(self.norm1(x)))
-        hidden = jax.nn.gelu(self.up(self.norm2(x)), approximate=True)
+        hidden = jax.nn.gelu(self.up(self.norm2(x)), approximate=self.approximate_gelu)
         return x + branch(self.down(self.dropout(hidden, mode)))
 
 
@@ -93,6 +99,7 @@ class ViT(nnx.Module):
         self.embed = _dense(config.patch**2 * config.image[2], config.width, config, rngs)
         start = layers.normal(0.02)(rngs.params(), (config.tokens, config.width), jnp.float32)
         self.position = nnx.Param(start)
+        self.token = nnx.data(nnx.Param(jnp.zeros(config.width, jnp.float32)) if config.class_token else None)
         self.dropout = Dropout(config.dropout)
         # Huang et al. 2016: the rate grows linearly with depth, to its full value at the last block.
         rates = [config.stochastic_depth * (i + 1) / config.depth for i in range(config.depth)]
@@ -103,12 +110,15 @@ class ViT(nnx.Module):
 
     def __call__(self, images: jax.Array, mode: Mode) -> jax.Array:
         tokens, width = self.config.tokens, self.config.width
-        x = self.embed(_patches(images, self.config.patch))
-        x = x.reshape(-1, tokens, width) + self.position[...].astype(x.dtype)
-        x = self.dropout(x, mode).reshape(-1, width)
+        x = self.embed(_patches(images, self.config.patch)).reshape(images.shape[0], -1, width)
+        if self.token is not None:
+            token = jnp.broadcast_to(self.token[...].astype(x.dtype), (x.shape[0], 1, width))
+            x = jnp.concatenate([token, x], 1)
+        x = self.dropout(x + self.position[...].astype(x.dtype), mode).reshape(-1, width)
         for block in self.blocks:
             x = block(x, mode)
-        return self.head(mean_over_positions(self.norm(x).reshape(-1, tokens, width)))
+        x = self.norm(x).reshape(-1, tokens, width)
+        return self.head(mean_over_positions(x) if self.token is None else x[:, 0].astype(wide_dtype(x.dtype)))
 
 
 def _dense(n_in: int, n_out: int, config: ViTConfig, rngs: nnx.Rngs) -> nnx.Linear:
@@ -135,8 +145,14 @@ def vit(
     mlp_ratio: float = 4.0,
     dropout: float = 0.0,
     stochastic_depth: float = 0.0,
+    pooling: str = "mean",
+    gelu: str = "tanh",
 ) -> MakeModule:
-    """Returns the builder of a ViT; the defaults are a small one for 32² images (64 tokens, 2.7M parameters)."""
+    """Returns the builder of a ViT; the defaults are a small one for 32² images (64 tokens, 2.7M parameters).
+
+    ``pooling`` is what the head acts on, "mean" for the mean token or "token" for a class token; ``gelu`` is "tanh" for
+    the approximation or "exact".
+    """
     patch, width = options.positive_integer("patch", patch), options.positive_integer("width", width)
     depth, heads = options.positive_integer("depth", depth), options.positive_integer("heads", heads)
     options.divides("patch", patch, "the image's height", image_shape[0])
@@ -146,5 +162,8 @@ def vit(
         "width * mlp_ratio, rounded,", round(width * options.positive("mlp_ratio", mlp_ratio))
     )
     rates = options.rate("dropout", dropout), options.rate("stochastic_depth", stochastic_depth)
-    config = ViTConfig(image_shape, patch, width, depth, heads, hidden, *rates, dtype)
+    choices = options.one_of("pooling", pooling, ("mean", "token")), options.one_of("gelu", gelu, ("tanh", "exact"))
+    config = ViTConfig(
+        image_shape, patch, width, depth, heads, hidden, *rates, choices[0] == "token", choices[1] == "tanh", dtype
+    )
     return lambda rngs: ViT(config, num_classes, rngs)

@@ -1,8 +1,9 @@
 """What a run would cost on a mesh of accelerators, from its programs and without the accelerators.
 
 Read ``build`` first: it traces and compiles a recipe's programs. ``flops`` counts what they compute and send,
-``program`` holds the result, ``chips`` turns it into hours, ``notes`` compares those with the paper's, and ``terminal``
-prints it all. The names below load on first use: virtual devices must be asked for before JAX starts.
+``program`` holds the result, ``chips`` turns it into hours, ``fit`` finds what the memory of a chip has room for,
+``notes`` compares the hours with the paper's, and ``terminal`` prints it all. The names below load on first use:
+virtual devices must be asked for before JAX starts.
 """
 
 import importlib

@@ -23,11 +23,12 @@ from looksam.trainer.plan.chips import (
     estimates,
     seconds,
 )
+from looksam.trainer.plan.fit import Fit, MemoryModel, probe_recipe, suggestions
 from looksam.trainer.plan.flops import cost, count
 from looksam.trainer.plan.program import Cost
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.rule_settings import window
-from looksam.trainer.training import FAST_COMPILE, total_steps, trace_step
+from looksam.trainer.training import FAST_COMPILE, abstract_dataset, parameter_count, total_steps, trace_step
 
 VERSION = 1  # of a plan as data; a new one where the meaning of a key changes or a key goes
 REFRESH = {"base": None, "refresh": True, "reuse": False}  # what each program is traced with
@@ -45,9 +46,12 @@ def make_plan(recipe: Recipe, chip: Chip, utilisation: float, report: Callable[[
     total = total_steps(recipe)
     steps = min(total, recipe.steps or total)
     active = window(recipe, total).share(steps)
+    costs = _costs(recipe, active, report)
     return as_data(
         recipe,
-        _costs(recipe, active, report),
+        costs,
+        fit=_fit(recipe, costs, chip, devices, report),
+        parameters=parameter_count(recipe, abstract_dataset(recipe)),
         chip=chip,
         devices=devices,
         steps=steps,
@@ -98,10 +102,28 @@ def _cost(recipe: Recipe, program: str, report: Callable[[str], None]) -> Cost:
     return cost(traced, compiled, layout.devices)
 
 
+def _fit(recipe: Recipe, costs: Mapping[str, Cost], chip: Chip, devices: int, report: Callable[[str], None]) -> Fit:
+    """The largest program's memory; where it does not fit, one more program is compiled to see what would."""
+    largest = max(costs, key=lambda name: costs[name].memory.total)
+    memory, available = costs[largest].memory, chip.memory / chip.devices
+    fit = Fit(memory.total, available)
+    if fit.fits:
+        return fit
+    report(f"{largest} does not fit: compiling it with fewer images to see what would")
+    small = _cost(probe_recipe(recipe, devices), largest, report).memory
+    held = recipe.batch_size // devices
+    images = held, (recipe.microbatch or recipe.batch_size) // devices
+    gradient = 4.0 * parameter_count(recipe, abstract_dataset(recipe))  # in float32
+    model = MemoryModel.between(small, memory, images, (recipe.mesh_sizes() or (1, 1))[1], gradient)
+    return Fit(memory.total, available, suggestions(recipe, model, chip))
+
+
 def as_data(
     recipe: Recipe,
     costs: Mapping[str, Cost],
     *,
+    fit: Fit,
+    parameters: int,
     chip: Chip,
     devices: int,
     steps: int,
@@ -114,6 +136,8 @@ def as_data(
     Args:
       recipe: what is trained.
       costs: those of the programs ``base``, ``refresh`` and ``reuse``, as far as the recipe's method has them.
+      fit: their memory compared with that of the chip.
+      parameters: the number of the model's parameters.
       chip: the chip that the estimate is for.
       devices: the number of devices in the mesh.
       steps: the steps of the whole run.
@@ -133,6 +157,8 @@ def as_data(
         "devices": devices,
         "chips": devices / chip.devices,
         "chip": dataclasses.asdict(chip),
+        "parameters": parameters,
+        "memory": dataclasses.asdict(fit) | {"fits": fit.fits},
         "utilisation": utilisation,
         "backend": backend,
         "steps": steps,

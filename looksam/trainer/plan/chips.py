@@ -17,6 +17,7 @@ Nothing is fitted. What is in no program costs nothing here: reading and decodin
 checkpoints.
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping, MutableMapping
@@ -76,12 +77,24 @@ def check_utilisation(share: float) -> None:
 
 def use_virtual_devices(count: int, environ: MutableMapping[str, str] = os.environ) -> None:
     """Lets JAX start on the CPU with this many devices. What the user has set already stays as it is."""
-    if "jax" in sys.modules and environ is os.environ:
-        return  # too late to ask; whoever started JAX has chosen its devices
     flags = environ.get("XLA_FLAGS", "")
+    if "jax" in sys.modules and environ is os.environ:
+        if DEVICE_COUNT not in flags:
+            _reconfigure(count)
+        return
     if DEVICE_COUNT not in flags:
         environ["XLA_FLAGS"] = f"{flags} {DEVICE_COUNT}={count}".strip()
     environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def _reconfigure(count: int) -> None:
+    """Does the same where JAX has been imported, as by a recipe in Python, but has not started."""
+    import jax
+
+    with contextlib.suppress(RuntimeError):  # it has; whoever started it has chosen its devices
+        jax.config.update("jax_num_cpu_devices", count)
+        if not jax.config.jax_platforms:  # type: ignore[attr-defined]
+            jax.config.update("jax_platforms", "cpu")
 
 
 def check_devices(needed: int, available: int) -> None:

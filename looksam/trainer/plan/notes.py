@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from looksam.methods import METHODS
-from looksam.trainer.plan.chips import CHIPS, GIB, Chip, Estimate
+from looksam.trainer.plan.chips import CHIPS, Chip, Estimate
 from looksam.trainer.plan.program import Cost
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.recipes import paper_tables
@@ -132,7 +132,6 @@ def caveats(
         f"own.",
         *_shared_program(recipe),
         *_precision(recipe, backend),
-        *_fit(costs, chip),
         *_network(recipe, costs, chip, devices),
         *_not_counted(costs),
     ]
@@ -149,16 +148,6 @@ def _precision(recipe: Recipe, backend: str) -> list[str]:
     if recipe.dtype != "bfloat16" or backend != "cpu":
         return []
     return ["The cpu back end computes bfloat16 in float32: on an accelerator memory may be smaller."]
-
-
-def _fit(costs: Mapping[str, Cost], chip: Chip) -> list[str]:
-    needed, available = max(cost.memory.total for cost in costs.values()), chip.memory / chip.devices
-    if needed <= available:
-        return []
-    return [
-        f"{needed / GIB:,.1f} GiB do not fit in the {available / GIB:,.1f} GiB of a device: "
-        f"pass a smaller --microbatch, more devices, or an fsdp axis."
-    ]
 
 
 def _network(recipe: Recipe, costs: Mapping[str, Cost], chip: Chip, devices: int) -> list[str]:

@@ -75,8 +75,13 @@ class Memory:
         )
 
     @property
+    def resident(self) -> int:
+        """The state and the batch, which stay between steps."""
+        return self.arguments + self.outputs - self.aliased
+
+    @property
     def total(self) -> int:
-        return self.arguments + self.outputs - self.aliased + self.temporary
+        return self.resident + self.temporary
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,23 @@
 """A plan as text for the terminal."""
 
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 from looksam.methods import METHODS
 from looksam.trainer.plan.chips import GIB
 
 WIDTH = 118
+LEAST_HOURS = 0.01  # that are shown
 PROGRAM_HEADER = (
-    *("program", "TFLOPs", "collectives", "MB sent", "memory, GiB", "= state and batch", "+ temporary", "s per step"),
+    *("program", "FLOPs", "collectives", "sent", "memory", "= state and batch", "+ temporary", "time per step"),
 )
-METHOD_HEADER = ("method", "s per step", "hours", "chip-hours", "relative", "overlapped: hours", "relative")
+METHOD_HEADER = ("method", "time per step", "whole run", "chip-hours", "relative", "overlapped: whole run", "relative")
 
 
 def as_text(name: str, plan: dict[str, Any]) -> str:
-    """Returns the heading, a table of the programs, a table of the methods, and the notes."""
-    parts = [heading(name, plan), _programs(plan), _methods(plan)]
+    """Returns the heading, a table of the programs, the memory, a table of the methods, and the notes."""
+    parts = [heading(name, plan), _programs(plan), _memory(plan), _methods(plan)]
     notes = [textwrap.fill(note, WIDTH, initial_indent="- ", subsequent_indent="  ") for note in plan["notes"]]
     return "\n\n".join([*parts, "\n".join(notes)])
 
@@ -25,12 +27,18 @@ def heading(name: str, plan: dict[str, Any]) -> str:
     recipe, chip = plan["recipe"], plan["chip"]
     peak = chip["bfloat16" if recipe["dtype"] == "bfloat16" else "float32"]
     lines = [
-        f"{name}: {recipe['model']}, {recipe['optimizer']}, batch {recipe['batch_size']:,}, {plan['steps']:,} steps",
-        f"{plan['devices']:,} devices, {plan['chips']:,g} chips {chip['name']}; per chip: {peak / 1e12:g} TFLOP/s in "
+        f"{name}: {recipe['model']} with {count(plan['parameters'])} parameters, {recipe['optimizer']}, "
+        f"batch {recipe['batch_size']:,}, {plan['steps']:,} step{'s' * (plan['steps'] != 1)}",
+        f"{_devices(plan['devices'], plan['chips'])} {chip['name']}; per chip: {peak / 1e12:g} TFLOP/s in "
         f"{recipe['dtype']}, {chip['memory'] / GIB:.0f} GiB at {chip['memory_bandwidth'] / 1e9:g} GB/s, "
         f"{chip['interconnect'] / 1e9:.0f} GB/s to others",
     ]
     return "\n".join(lines)
+
+
+def _devices(devices: int, chips: float) -> str:
+    """Returns the number of devices, and of chips."""
+    return f"{devices:,} device{'s' * (devices != 1)}, {chips:,g} chip{'s' * (chips != 1)}"
 
 
 def _programs(plan: dict[str, Any]) -> str:
@@ -42,14 +50,30 @@ def _program(name: str, program: dict[str, Any]) -> tuple[str, ...]:
     memory = program["memory"]
     return (
         name,
-        number(program["flops"] / 1e12),
+        scaled(program["flops"]),
         _collectives(program),
-        number(program["sent_bytes"] / 1e6),
-        number(memory["total"] / GIB),
-        number((memory["arguments"] + memory["outputs"] - memory["aliased"]) / GIB),
-        number(memory["temporary"] / GIB),
-        number(program["seconds"]["sequential"]),
+        scaled(program["sent_bytes"], "B"),
+        binary(memory["total"]),
+        binary(memory["arguments"] + memory["outputs"] - memory["aliased"]),
+        binary(memory["temporary"]),
+        duration(program["seconds"]["sequential"]),
     )
+
+
+def _memory(plan: dict[str, Any]) -> str:
+    """Returns whether the largest program fits, and what would if it does not."""
+    memory, chip = plan["memory"], plan["chip"]["name"]
+    needed, available = binary(memory["needed"]), binary(memory["available"])
+    if memory["fits"]:
+        return f"Memory: {needed} of the {available} that a device of {chip} has."
+    text = f"Memory: {needed} do not fit in the {available} that a device of {chip} has."
+    if not memory["suggestions"]:
+        return f"{text} No mesh of this chip does: pass a chip with more memory, or a smaller model or batch."
+    rows = [
+        (f"  {found['flags']}", binary(found["memory"]), _devices(found["devices"], found["chips"]))
+        for found in memory["suggestions"]
+    ]
+    return f"{text} These would, by an estimate that leaves a tenth free:\n{aligned(rows)}"
 
 
 def _collectives(program: dict[str, Any]) -> str:
@@ -67,11 +91,11 @@ def _methods(plan: dict[str, Any]) -> str:
 def _method(method: dict[str, Any], plan: dict[str, Any]) -> tuple[str, ...]:
     return (
         _name(method["method"], plan),
-        number(method["seconds"]),
-        number(method["hours"]),
-        number(method["chip_hours"]),
+        duration(method["seconds"]),
+        duration(3600 * method["hours"]),
+        number(method["chip_hours"]) if method["chip_hours"] >= LEAST_HOURS else f"<{LEAST_HOURS}",
         f"{method['ratio']:.2f}",
-        number(method["hours_overlapped"]),
+        duration(3600 * method["hours_overlapped"]),
         f"{method['ratio_overlapped']:.2f}",
         *(_paper_entry(row, method["method"]) for row in plan["paper"]),
     )
@@ -96,11 +120,61 @@ def _paper_entry(row: dict[str, Any], method: str) -> str:
 
 
 def number(value: float) -> str:
-    """Formats a number: whole with commas from 1,000 on, four digits below."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+    """Formats a number: three digits, and whole with commas from 1,000 on.
+
+    >>> number(0.012345), number(12.345), number(12345.6)
+    ('0.0123', '12.3', '12,346')
+    """
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
-def aligned(rows: list[tuple[str, ...]]) -> str:
+def count(value: int) -> str:
+    """Formats a number of parameters.
+
+    >>> count(86_567_656), count(42_634), count(10)
+    ('86.6M', '42.6K', '10')
+    """
+    for letter, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if value >= size:
+            return f"{value / size:.1f}{letter}"
+    return str(value)
+
+
+def duration(seconds: float) -> str:
+    """Formats a time in the unit that suits it.
+
+    >>> duration(2e-5), duration(0.0834), duration(2.979), duration(754), duration(21_240), duration(5e6)
+    ('20 µs', '83.4 ms', '2.98 s', '12.6 min', '5.9 h', '1,389 h')
+    """
+    for unit, size, limit in (("µs", 1e-6, 1e-3), ("ms", 1e-3, 1.0), ("s", 1.0, 60.0), ("min", 60.0, 3600.0)):
+        if seconds < limit:
+            return f"{number(seconds / size)} {unit}"
+    return f"{number(seconds / 3600)} h"
+
+
+def scaled(value: float, unit: str = "") -> str:
+    """Formats a number with a decimal prefix.
+
+    >>> scaled(12.6e6), scaled(1.4e9, "B"), scaled(0.0, "B")
+    ('12.6 M', '1.4 GB', '0 B')
+    """
+    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{number(value / size)} {prefix}{unit}"
+    return f"{number(value)} {unit}".rstrip()
+
+
+def binary(value: float) -> str:
+    """Formats bytes of memory.
+
+    >>> binary(988.2 * GIB), binary(3 * 2**20)
+    ('988 GiB', '3 MiB')
+    """
+    unit, size = ("GiB", GIB) if value >= GIB else ("MiB", 2**20)
+    return f"{number(value / size)} {unit}"
+
+
+def aligned(rows: Sequence[tuple[str, ...]]) -> str:
     """Returns rows as columns of equal width, the first one to the left.
 
     Not by Rich, which folds what is wider than the terminal: a plan is also read from files and pipes.

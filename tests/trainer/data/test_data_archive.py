@@ -47,11 +47,12 @@ def test_archive_gives_exact_pixels_and_touches_nothing_else(tmp_path: Path) -> 
         (str(tmp_path / "absolute"), b"x"),
         ("cifar-100-binary/../../evil", b"x"),
         ("cifar-100-binary/train.bin", records(train, [0, 99, 5])),
-        ("cifar-100-binary/fine_label_names.txt", b"apple"),
+        ("cifar-100-binary/fine_label_names.txt", "\n".join(f"name_{i}" for i in range(100)).encode()),
         ("cifar-100-binary/test.bin", records(test, [1, 2])),
     ]
     write_archive(inside / "a.tar.gz", members)
-    got = cifar_archive.read_archive(inside / "a.tar.gz", MEMBERS)
+    got, names = cifar_archive.read_archive(inside / "a.tar.gz", MEMBERS)
+    assert names == tuple(f"name_{i}" for i in range(100))
     np.testing.assert_array_equal(got["cifar-100-binary/train.bin"].images, train)
     np.testing.assert_array_equal(got["cifar-100-binary/train.bin"].labels, [0, 99, 5])
     np.testing.assert_array_equal(got["cifar-100-binary/test.bin"].images, test)
@@ -107,7 +108,7 @@ def test_download_on_request_then_loads(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(cifar_archive, "URL", (tmp_path / "published").as_uri())
     monkeypatch.setattr(cifar_archive, "SHA256", hashlib.sha256(published).hexdigest())
     monkeypatch.setattr(cifar_archive, "_RECORDS", MEMBERS)
-    with pytest.raises(FileNotFoundError, match="download=True"):
+    with pytest.raises(FileNotFoundError, match="--download"):
         load_dataset("cifar100", data_dir=tmp_path)
     data = load_dataset("cifar100", data_dir=tmp_path / "new", download=True)
     np.testing.assert_array_equal(data.train.images, train)

@@ -214,7 +214,7 @@ def test_skipped_image_has_no_weight_in_eval(damaged: Encoded) -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_unreadable_image_fails_with_its_place(damaged: Encoded, workers: int) -> None:
     failing = replace(damaged, on_bad_image="fail")
-    with pytest.raises(BadImageError, match=r"damaged\.parquet row [45]: unreadable image .*on_bad_image='skip'"):
+    with pytest.raises(BadImageError, match=r"damaged\.parquet row [45]: unreadable image .*--on-bad-image skip"):
         list(train_batches(failing, batch_size=N, seed=0, image_size=SIZE, num_steps=1, workers=workers))
 
 

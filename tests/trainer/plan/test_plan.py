@@ -1,5 +1,6 @@
 """``looksam plan``: times from costs by their definitions, the paper's numbers next to them, and the command."""
 
+import dataclasses
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ from looksam.trainer import plan, recipes
 from looksam.trainer.plan import build, chips, notes, terminal
 from looksam.trainer.plan.build import as_data, relative_flops
 from looksam.trainer.plan.chips import Seconds, compared_programs, estimates, find_chip, seconds
+from looksam.trainer.plan.fit import Fit, MemoryModel, Suggestion, suggestions
 from looksam.trainer.plan.program import Collective, Cost, Memory
 from looksam.trainer.recipe import Recipe
 
@@ -178,7 +180,8 @@ def test_the_utilisation_the_papers_hours_come_to():
 
 def make_plan(recipe, costs=None, chip="tpu-v3", devices=8, **changes):
     options = {"devices": devices, "steps": 11_700, "backend": "cpu", "chip": find_chip(chip)}
-    return as_data(recipe, make_costs() if costs is None else costs, **options | changes)
+    model = {"parameters": 86_567_656, "fit": Fit(5 * GIB, 16 * GIB)}
+    return as_data(recipe, make_costs() if costs is None else costs, **model | options | changes)
 
 
 def test_a_plan_is_plain_data_that_adds_up():
@@ -197,7 +200,9 @@ def test_the_table_shows_the_numbers():
     result = make_plan(recipes.find(LARGE).recipe)
     text = terminal.as_text(LARGE, result)
     refresh = next(line for line in text.splitlines() if line.startswith("refresh"))
-    assert refresh.split()[:7] == ["refresh", "12", "2", "all-reduce", "1,400", "5", "4"]
+    assert refresh.split()[:10] == ["refresh", "12", "T", "2", "all-reduce", "1.4", "GB", "5", "GiB", "4"]
+    assert text.startswith(f"{LARGE}: vit_b16 with 86.6M parameters, lamb, batch 32,768, 11,700 steps")
+    assert "8 devices, 4 chips TPU v3" in text and "Memory: 5 GiB of the 16 GiB that a device of TPU v3 has." in text
     look = next(line for line in text.splitlines() if line.startswith("Look-LayerSAM-5"))
     assert f" {result['methods'][2]['ratio']:.2f} " in look and "0.7 h" in look and "5.6 h, 1.17" in look
     assert max(map(len, text.splitlines())) <= 160
@@ -208,7 +213,6 @@ def test_caveats_appear_only_where_they_apply():
     recipe = recipes.find(LARGE).recipe
     calm = " ".join(make_plan(recipe, chip="tpu-v4")["notes"])
     for word in (
-        "do not fit",
         "more than the",
         "not counted: ",
         "unknown length",
@@ -217,8 +221,6 @@ def test_caveats_appear_only_where_they_apply():
         "split over fsdp",
     ):
         assert word not in calm
-    large = make_costs(temporary=40 * GIB)
-    assert "44.0 GiB do not fit in the 16.0 GiB of a device: pass a smaller --microbatch" in notes_of(recipe, large)
     assert "16 devices are more than the 8 that A100" in notes_of(recipe, chip="a100", devices=16)
     assert "not counted: custom-call x" in notes_of(recipe, make_costs(uncounted=("custom-call x",)))
     flag = Collective("all-reduce", 1, 1, 8, None, ("while",), False, "flag")
@@ -338,6 +340,74 @@ def test_relative_flops_are_gradients_per_step():
         ("sam_k", 4, 1.25),
     ):
         assert relative_flops(recipe.replace(method=method, k=k)) == pytest.approx(expected, rel=1e-12)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------
+
+
+def memory_of(images, at_once, state=2 * GIB):
+    """State, batch and activations: 1 MiB per image held, 30 per image processed at a time, and 0.5 GiB."""
+    temporary = GIB // 2 + at_once * 30 * 2**20
+    return Memory(arguments=state + images * 2**20, outputs=state, aliased=state, temporary=temporary)
+
+
+def test_memory_between_two_programs_is_linear():
+    model = MemoryModel.between(memory_of(2, 2), memory_of(4096, 512), (4096, 512), fsdp=1)
+    assert model.total(1024, 128, fsdp=1) == pytest.approx(memory_of(1024, 128).total)
+    assert model.total(1024, 128, fsdp=4) == pytest.approx(memory_of(1024, 128, state=GIB // 2).total)
+    summed = dataclasses.replace(model, gradient=2**20)
+    assert [summed.total(8, part, 1) - model.total(8, part, 1) for part in (4, 8)] == [2**20, 0]
+    sharded = MemoryModel.between(memory_of(2, 2, GIB // 2), memory_of(64, 64, GIB // 2), (64, 64), fsdp=4)
+    assert sharded.total(8, 8, fsdp=1) == pytest.approx(memory_of(8, 8).total)
+
+
+@pytest.mark.parametrize(
+    ("settings", "chip", "flags"),
+    [
+        ({}, "tpu-v3", ["--mesh data=4 --microbatch 512", "--mesh data=128"]),
+        ({"mesh": "data=8"}, "a100", ["--mesh data=8 --microbatch 16384", "--mesh data=16"]),
+        ({"mesh": "data=8,fsdp=2"}, "tpu-v3", ["--mesh data=8,fsdp=2 --microbatch 4096", "--mesh data=64,fsdp=2"]),
+    ],
+)
+def test_what_would_fit(settings, chip, flags):
+    """The fewest devices, which take micro-batches, and the fewest that need none; a tenth of the memory is left."""
+    recipe = recipes.find(LARGE).recipe.replace(**settings)
+    model = MemoryModel.between(memory_of(2, 2), memory_of(4096, 512), (4096, 512), fsdp=1)
+    found = suggestions(recipe, model, find_chip(chip))
+    assert [suggestion.flags for suggestion in found] == flags
+    available = 0.9 * find_chip(chip).memory / find_chip(chip).devices
+    assert all(suggestion.memory <= available for suggestion in found)
+
+
+def test_a_state_that_is_too_large_is_sharded_and_a_model_that_is_too_large_has_no_mesh():
+    recipe, large = recipes.find(LARGE).recipe, memory_of(4096, 512, state=40 * GIB)
+    model = MemoryModel.between(memory_of(2, 2, state=40 * GIB), large, (4096, 512), fsdp=1)
+    first, last = suggestions(recipe, model, find_chip("tpu-v3"))
+    assert "fsdp=" in first.flags and "fsdp=" in last.flags and last.devices > first.devices
+    assert suggestions(recipe, MemoryModel(GIB, 40 * GIB, 0, 0), find_chip("tpu-v3")) == ()
+
+
+def test_a_plan_that_does_not_fit_says_what_would():
+    recipe = recipes.find(LARGE).recipe
+    fit = Fit(988 * GIB, 16 * GIB, (Suggestion("--mesh data=1 --microbatch 256", 1, 0.5, 14 * GIB),))
+    text = terminal.as_text(LARGE, make_plan(recipe, fit=fit))
+    assert "Memory: 988 GiB do not fit in the 16 GiB that a device of TPU v3 has. These would" in text
+    assert re.search(r"^  --mesh data=1 --microbatch 256 +14 GiB +1 device, 0.5 chips$", text, re.MULTILINE)
+    none = terminal.as_text(LARGE, make_plan(recipe, fit=Fit(988 * GIB, 16 * GIB)))
+    assert "No mesh of this chip does: pass a chip with more memory" in none
+
+
+@pytest.mark.usefixtures("in_this_thread")
+def test_the_programs_that_are_suggested_do_fit():
+    """On a chip so small that the batch does not fit: compiled as suggested, it does."""
+    recipe = Recipe(dataset="digits", batch_size=400, epochs=1, mesh="data=1", method="look_sam")
+    chip = dataclasses.replace(find_chip("a100"), memory=2**20 * 1.75)
+    result = plan.make_plan(recipe, chip, 0.4, lambda line: None)
+    assert result["parameters"] == 42_634 and not result["memory"]["fits"]
+    found = result["memory"]["suggestions"][0]
+    microbatch = int(re.fullmatch(r"--mesh data=1 --microbatch (\d+)", found["flags"])[1])
+    fitting = plan.make_plan(recipe.replace(microbatch=microbatch), chip, 0.4, lambda line: None)["memory"]
+    assert fitting["fits"] and fitting["needed"] == pytest.approx(found["memory"], rel=0.3)
 
 
 # --- the environment --------------------------------------------------------------------------------------------

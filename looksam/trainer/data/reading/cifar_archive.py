@@ -28,6 +28,8 @@ SIZE = 168_513_733  # bytes
 CLASSES = 100
 
 _RECORDS = {"cifar-100-binary/train.bin": 50_000, "cifar-100-binary/test.bin": 10_000}
+_NAMES = "cifar-100-binary/fine_label_names.txt"  # one per line
+_MOST_NAMES_BYTES = 2**16
 _RECORD_BYTES = 2 + 3 * 32 * 32  # coarse label, fine label, then the red, green and blue planes
 _REPLACE = f"replace it by the official binary archive, {URL} (the pickled Python archive is not supported)."
 
@@ -46,7 +48,7 @@ def not_found(folder: Path) -> FileNotFoundError:
     pickled = f" ({PICKLED_ARCHIVE} is there, and is not read: it is pickled)" if has_pickled else ""
     return FileNotFoundError(
         f"{folder} has neither {ARCHIVE} nor train-*.parquet{pickled}; "
-        f"pass download=True (--download), or put the archive from {URL} there."
+        f"pass --download, or put the archive from {URL} there."
     )
 
 
@@ -58,17 +60,24 @@ def download_cifar100(folder: Path) -> None:
 def load_cifar100_archive(folder: Path) -> Dataset:
     """Loads CIFAR-100 with its fine labels from the archive in this folder."""
     path = folder / ARCHIVE
-    check_digest(path, SHA256, f"Move it away and download it again with download=True, or get it from {URL}")
-    train, test = read_archive(path, _RECORDS).values()
-    return Dataset.from_images("cifar100", train, test, CLASSES)
+    check_digest(path, SHA256, f"Move it away and download it again with --download, or get it from {URL}")
+    sets, names = read_archive(path, _RECORDS)
+    train, test = sets.values()
+    return Dataset.from_images("cifar100", train, test, CLASSES, class_names=names)
 
 
-def read_archive(path: Path, records: dict[str, int]) -> dict[str, Images]:
-    """Reads the named members, each with the number of records it must hold; all other members are ignored."""
+def read_archive(path: Path, records: dict[str, int]) -> tuple[dict[str, Images], tuple[str, ...]]:
+    """Reads the named members, each with the number of records it must hold, and the names of the classes.
+
+    All other members are ignored. Without a list of 100 names, the names are ().
+    """
     sets: dict[str, Images] = {}
+    names: tuple[str, ...] = ()
     try:
         with tarfile.open(path, "r:gz") as archive:
             for member in archive:
+                if member.name == _NAMES:
+                    names = _class_names(archive, member)
                 if member.name not in records:
                     continue
                 if member.name in sets:
@@ -79,7 +88,13 @@ def read_archive(path: Path, records: dict[str, int]) -> dict[str, Images]:
     for name in records:
         if name not in sets:
             raise ValueError(f"{path} has no member {name}; {_REPLACE}")
-    return {name: sets[name] for name in records}
+    return {name: sets[name] for name in records}, names
+
+
+def _class_names(archive: tarfile.TarFile, member: tarfile.TarInfo) -> tuple[str, ...]:
+    file = archive.extractfile(member) if member.isreg() and member.size <= _MOST_NAMES_BYTES else None
+    names = tuple(file.read().decode(errors="replace").split()) if file else ()
+    return names if len(names) == CLASSES else ()
 
 
 def _member_bytes(archive: tarfile.TarFile, member: tarfile.TarInfo, records: int, path: Path) -> bytes:

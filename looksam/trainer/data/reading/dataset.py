@@ -1,15 +1,34 @@
 """What loading a dataset returns: train and test, each a small set in memory or a large one encoded on disk."""
 
+import hashlib
 import importlib
+import json
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
+T = TypeVar("T")
 OnBadImage = Literal["fail", "skip"]
 ON_BAD_IMAGE = ("fail", "skip")
 
 _IMAGES_AT_ONCE = 4096  # for counting pixel values: np.bincount makes its input eight times larger
+
+
+class DataError(ValueError):
+    """Files of a dataset that cannot be read. The message names the file, what is wrong with it, and the fix."""
+
+    @classmethod
+    def from_os(cls, path: Path, error: OSError) -> "DataError":
+        """Returns the error for a file that the operating system does not give us."""
+        if path.is_symlink() and not path.exists():
+            return cls(
+                f"{path} is a link to {path.readlink()}, which does not exist; restore that, or delete the link."
+            )
+        return cls(f"cannot read {path}: {os.strerror(error.errno) if error.errno else error}; bring it back.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +69,9 @@ class Rows(Protocol):
 
     def blocks_at_once(self) -> int:
         """Returns how many blocks a reader keeps in memory."""
+
+    def fingerprint(self) -> str:
+        """Returns a digest of what the files hold, quickly: the same in another folder, different for other files."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +119,21 @@ class Encoded:
 
 
 @dataclass(frozen=True, eq=False)
+class Splits:
+    """The splits of a dataset as its files hold them: what reading a format returns."""
+
+    train: Encoded
+    test: Encoded
+    class_names: tuple[str, ...]
+    validation: Encoded | None = None  # where the files have it in addition to a test split
+    notes: tuple[str, ...] = ()  # what the user should know, one line each
+
+    def named(self) -> dict[str, Encoded]:
+        """Returns the splits that are there, by name."""
+        return present(train=self.train, validation=self.validation, test=self.test)
+
+
+@dataclass(frozen=True, eq=False)
 class Dataset:
     """Train and test, with what a model needs to know of them."""
 
@@ -107,12 +144,58 @@ class Dataset:
     image_shape: tuple[int, int, int]  # (h, w, c); for an encoded set, the size to which images are cropped
     mean: tuple[float, ...]  # per channel, pixels scaled to [0, 1]
     std: tuple[float, ...]
+    class_names: tuple[str, ...] = ()  # one per class; "0", "1", ... by default
+    validation: Images | Encoded | None = None  # to select on, where the dataset has it in addition to a test split
+    fingerprints: Mapping[str, str] = field(default_factory=dict)  # of the files of each split, where there are files
+    notes: tuple[str, ...] = ()  # what the user should know, one line each
+
+    def __post_init__(self) -> None:
+        if not self.class_names:
+            object.__setattr__(self, "class_names", numbered(self.num_classes))
+        if len(self.class_names) != self.num_classes:
+            raise ValueError(
+                f"dataset {self.name!r} has {self.num_classes} classes and {len(self.class_names)} class_names; "
+                "pass one name per class."
+            )
 
     @classmethod
-    def from_images(cls, name: str, train: Images, test: Images, num_classes: int) -> "Dataset":
+    def from_images(cls, name: str, train: Images, test: Images, num_classes: int, **more: Any) -> "Dataset":
         """Returns a decoded dataset, with the moments of its training images."""
+        check_pixels("train", train)
+        check_pixels("test", test)
         height, width, channels = train.images.shape[1:]
-        return cls(name, train, test, num_classes, (height, width, channels), *channel_moments(train.images))
+        return cls(name, train, test, num_classes, (height, width, channels), *channel_moments(train.images), **more)
+
+    def splits(self) -> dict[str, Images | Encoded]:
+        """Returns the splits that are there, by name."""
+        return present(train=self.train, validation=self.validation, test=self.test)
+
+    def with_validation_as_test(self) -> "Dataset":
+        """Returns the dataset with its validation split, if it has one, in place of the test set."""
+        return self if self.validation is None else replace(self, test=self.validation, validation=None)
+
+
+def present(**splits: T | None) -> dict[str, T]:
+    """Returns the splits that are not None."""
+    return {name: split for name, split in splits.items() if split is not None}
+
+
+def numbered(count: int) -> tuple[str, ...]:
+    """Returns the names of classes that have none: "0", "1", ..."""
+    return tuple(map(str, range(count)))
+
+
+def check_pixels(split: str, part: Images) -> None:
+    """Raises unless a set is uint8 pixels (n, h, w, c) with one label each."""
+    images, labels = part.images, part.labels
+    if not isinstance(images, np.ndarray) or not isinstance(labels, np.ndarray):
+        kinds = f"{type(images).__name__} and {type(labels).__name__}"
+        raise TypeError(f"{split}: images and labels are {kinds}; convert both with np.asarray.")
+    if images.dtype != np.uint8:
+        raise TypeError(f"{split}: images are {images.dtype}; pass uint8 pixels, 0 to 255, which are normalised later.")
+    if images.ndim != 4 or not images.size:
+        raise ValueError(f"{split}: images have shape {images.shape}; pass (images, height, width, channels).")
+    _one_per_image(labels, len(images))
 
 
 def channel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -129,6 +212,11 @@ def channel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float,
         means.append(float(mean))
         stds.append(float(np.sqrt(share @ (values - mean) ** 2)) or 1.0)
     return tuple(means), tuple(stds)
+
+
+def digest_of(*values: Any) -> str:
+    """Returns a short digest of lists of strings and numbers."""
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:32]
 
 
 def require(module: str) -> Any:

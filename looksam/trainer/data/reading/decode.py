@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from looksam.trainer.data.reading.dataset import Encoded, Images, require
+from looksam.trainer.data.reading.dataset import DataError, Encoded, Images, Splits, require
 
-MAX_DECODED_BYTES = 2**30  # of train and test together; larger sets are streamed
+MAX_DECODED_BYTES = 2**30  # of all splits together; larger sets are streamed
 # A closed list: Pillow would otherwise also try formats that pass the bytes to an external program.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 
@@ -24,7 +24,7 @@ _LOG = logging.getLogger("looksam.trainer.data")
 _IMAGES_PER_TASK = 256  # that a thread decodes at once
 
 
-class BadImageError(ValueError):
+class BadImageError(DataError):
     """An image that cannot be decoded."""
 
 
@@ -38,7 +38,7 @@ def bad_image_at(place: str) -> Iterator[None]:
     except Exception as error:
         raise BadImageError(
             f"{place}: unreadable image ({_reason(error)}); "
-            "replace the image, or pass on_bad_image='skip' to leave it out."
+            "replace the image, or pass --on-bad-image skip to leave it out."
         ) from error
 
 
@@ -70,31 +70,19 @@ def decode(data: bytes, place: str) -> np.ndarray:
         return np.asarray(to_rgb(open_image(data)))
 
 
-class _OtherSizeError(Exception):
-    """An image of another size than the first one."""
+def image_size_of(data: bytes, place: str) -> tuple[int, int]:
+    """Returns (width, height) of an image, from its header."""
+    with bad_image_at(place):
+        return open_image(data).size
 
 
-def decode_small_sets(train: Encoded, test: Encoded, limit: int = MAX_DECODED_BYTES) -> tuple[Images, Images] | None:
-    """Decodes both sets into memory; None if they exceed the limit in bytes or their images differ in size."""
-    if limit <= 0:
-        return None
-    shape = _first_shape(train)
-    if (len(train) + len(test)) * int(np.prod(shape)) > limit:
-        return None
-    try:
-        return _decode_all(train, shape), _decode_all(test, shape)
-    except _OtherSizeError:
-        return None
+class OtherSizeError(Exception):
+    """An image of another size than expected."""
 
 
-def _first_shape(source: Encoded) -> tuple[int, ...]:
-    for row in range(len(source)):
-        try:
-            return decode(source.read(row), source.place(row)).shape
-        except BadImageError:
-            if source.on_bad_image == "fail":
-                raise
-    raise BadImageError(f"{source.place(0)} and all rows after it: no readable image; check the files.")
+def decode_splits(splits: Splits, shape: tuple[int, ...]) -> dict[str, Images]:
+    """Decodes all splits into memory. Raises OtherSizeError at an image of another shape."""
+    return {name: _decode_all(split, shape) for name, split in splits.named().items()}
 
 
 def _decode_all(source: Encoded, shape: tuple[int, ...]) -> Images:
@@ -106,7 +94,7 @@ def _decode_all(source: Encoded, shape: tuple[int, ...]) -> Images:
             if image is None:
                 bad.append(row)
             elif image.shape != shape:
-                raise _OtherSizeError
+                raise OtherSizeError
             else:
                 images[row] = image
 

@@ -1,31 +1,34 @@
 """Loads a dataset by name: ``load_dataset(name)`` looks the name up in ``reading.DATASETS``.
 
 To add a dataset in a known format, write a loader here and enter it in ``DATASETS``. To add a format, first write a
-module next to ``parquet`` and ``image_folder`` that returns ``Encoded`` sets, or ``Images`` if it is always small.
+module next to ``parquet`` and ``image_folder`` that returns ``Encoded`` sets, or ``Images`` if it is always small. A
+dataset of your own needs no change here: ``own_dataset`` calls what ``file.py:function`` or an entry point names.
 """
 
 import importlib.util
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from looksam.arguments import did_you_mean
-from looksam.trainer.data.reading import DATASETS, cifar_archive
-from looksam.trainer.data.reading.dataset import ON_BAD_IMAGE, Dataset, Encoded, Images, OnBadImage, require
-from looksam.trainer.data.reading.decode import MAX_DECODED_BYTES, decode_small_sets
+from looksam.trainer import own_code
+from looksam.trainer.data.reading import DATASETS, cifar_archive, data_folder
+from looksam.trainer.data.reading.dataset import ON_BAD_IMAGE, Dataset, Images, OnBadImage, Splits, require
+from looksam.trainer.data.reading.decode import MAX_DECODED_BYTES
 from looksam.trainer.data.reading.image_folder import has_class_folders, read_class_folders
+from looksam.trainer.data.reading.image_sizes import Streamed, decoded_or_streamed
 from looksam.trainer.data.reading.labels import hold_out
+from looksam.trainer.data.reading.own_dataset import own_dataset
 from looksam.trainer.data.reading.parquet import has_parquet, read_parquet
 
 TEST_SPLITS = ("test", "validation", "val")  # the first that exists is the test set
+VALIDATION_SPLITS = ("validation", "val")  # the first that exists, next to a test set, is the validation set
 IMAGENET_TEST_SPLITS = ("validation", "val", "test")  # the labels of ImageNet's test images are not public
 IMAGENET_CLASSES = 1000
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # the usual constants, for sets that are too large to measure
 IMAGENET_STD = (0.229, 0.224, 0.225)
-STREAMED_SIZE = 224  # the image_shape of streamed sets, whose images are cropped
 
 DIGITS_TEST_COUNT = 1197  # leaves 600 to train on, few enough that methods differ in generalisation
 DIGITS_SPLIT_SEED = 0  # one fixed split, stratified by class, for every seed of a run
@@ -42,13 +45,15 @@ def load_dataset(
     label_column: str | None = None,
     num_classes: int | None = None,
     test_split: str | None = None,
+    image_size: int | None = None,
     max_decoded_bytes: int = MAX_DECODED_BYTES,
 ) -> Dataset:
     """Loads a dataset by name.
 
     Args:
       name: ``digits`` (built in), ``cifar100`` (the binary archive or Parquet files), ``imagenet`` (Parquet files or
-        class folders), or any other dataset as ``parquet`` or ``folder``.
+        class folders), any other dataset as ``parquet`` or ``folder``, an entry point of ``looksam.datasets``,
+        ``file.py:function`` or ``package.module:function``.
       data_dir: the folder with the files, or its parent if the folder is named after the dataset. By default the
         environment variable LOOKSAM_DATA.
       download: fetch CIFAR-100 if it is missing. Nothing is ever downloaded otherwise.
@@ -57,14 +62,15 @@ def load_dataset(
       label_column: needed for Parquet files with several integer columns.
       num_classes: by default as in the metadata or the labels of Parquet files, or the number of class folders.
       test_split: the split to test on if there are several, e.g. 'validation'.
+      image_size: the side to which images of several sizes, and of sets that do not fit in memory, are cropped; see
+        ``image_sizes``. Sets of one size that fit in memory keep theirs.
       max_decoded_bytes: sets of one image size up to this are decoded into memory; 0 streams every set.
     """
-    if name not in DATASETS:
-        raise ValueError(f"dataset {name!r} is unknown{did_you_mean(str(name), DATASETS)}")
+    name = own_code.as_name("dataset", name, DATASETS)
     if on_bad_image not in ON_BAD_IMAGE:
         raise ValueError(f"on_bad_image={on_bad_image!r} is unknown; pass 'fail' or 'skip'.")
     if download and name != "cifar100":
-        raise ValueError(f"download=True, and {name!r} has no download; only cifar100 has one.")
+        raise ValueError(f"--download: {name!r} has no download; only cifar100 has one.")
     request = Request(
         name=name,
         data_dir=data_dir,
@@ -74,8 +80,11 @@ def load_dataset(
         label_column=label_column,
         num_classes=num_classes,
         test_split=test_split,
+        image_size=image_size,
         max_decoded_bytes=max_decoded_bytes,
     )
+    if name not in DATASETS:
+        return own_dataset(name, request)
     loader: Callable[[Request], Dataset] = globals()[DATASETS[name]]
     return loader(request)
 
@@ -92,24 +101,20 @@ class Request:
     label_column: str | None
     num_classes: int | None
     test_split: str | None
+    image_size: int | None
     max_decoded_bytes: int
 
     def folder(self) -> Path:
         """Returns the folder with the dataset's files, which exists unless it is to be downloaded."""
-        root = os.environ.get("LOOKSAM_DATA")
-        if self.data_dir is None and not root:
+        folder = data_folder(self.data_dir)
+        if folder is None:
             raise FileNotFoundError(
-                f"dataset {self.name!r} needs files; pass data_dir=, or set LOOKSAM_DATA to their folder."
+                f"dataset {self.name!r} needs files; pass their folder as --data-dir, or set LOOKSAM_DATA to it."
             )
-        folder = Path(self.data_dir) if self.data_dir is not None else Path(str(root))
-        if root and not folder.exists() and not folder.is_absolute() and (Path(root) / folder).is_dir():
-            folder = Path(root) / folder
         if self.name in ("cifar100", "imagenet") and (folder / self.name).is_dir():
             return folder / self.name
         if not folder.is_dir() and not self.download:
-            raise FileNotFoundError(
-                f"data_dir={str(folder)!r} is not a folder; pass the folder that holds {self.name!r}."
-            )
+            raise FileNotFoundError(f"--data-dir {folder} is not a folder; pass the folder that holds {self.name!r}.")
         return folder
 
     def test_splits(self) -> tuple[str, ...]:
@@ -118,8 +123,13 @@ class Request:
             return (self.test_split,)
         return IMAGENET_TEST_SPLITS if self.name == "imagenet" else TEST_SPLITS
 
-    def parquet(self, folder: Path, num_classes: int | None) -> tuple[Encoded, Encoded, int]:
-        """Returns (train, test, number of classes) of a folder of Parquet files."""
+    def validation_splits(self) -> tuple[str, ...]:
+        """Returns the names of the validation split, in order of preference; none if one of them is the test split."""
+        tests_on_validation = self.name == "imagenet" or self.test_split in VALIDATION_SPLITS
+        return () if tests_on_validation else VALIDATION_SPLITS
+
+    def parquet(self, folder: Path, num_classes: int | None) -> Splits:
+        """Returns the splits of a folder of Parquet files."""
         return read_parquet(
             folder,
             on_bad_image=self.on_bad_image,
@@ -127,27 +137,44 @@ class Request:
             label_column=self.label_column,
             num_classes=num_classes,
             test_splits=self.test_splits(),
+            validation_splits=self.validation_splits(),
         )
 
-    def class_folders(self, folder: Path) -> tuple[Encoded, Encoded, int]:
-        """Returns (train, test, number of classes) of a folder with a directory per class."""
-        return read_class_folders(folder, on_bad_image=self.on_bad_image, test_splits=self.test_splits())
+    def class_folders(self, folder: Path) -> Splits:
+        """Returns the splits of a folder with a directory per class."""
+        return read_class_folders(
+            folder,
+            on_bad_image=self.on_bad_image,
+            test_splits=self.test_splits(),
+            validation_splits=self.validation_splits(),
+        )
 
     def check_classes(self, folder: Path, count: int, expected: int) -> None:
         """Raises unless the training images have the expected number of classes."""
         if count != expected:
             raise ValueError(
                 f"{folder} has training images of {count} classes, and {expected} are expected of {self.name!r}; "
-                "correct num_classes, or load a dataset other than ImageNet-1k as 'parquet' or 'folder'."
+                "correct --num-classes, or load a dataset other than ImageNet-1k with --dataset parquet or folder."
             )
 
-    def dataset(self, train: Encoded, test: Encoded, num_classes: int) -> Dataset:
+    def dataset(self, splits: Splits) -> Dataset:
         """Returns the dataset, decoded into memory if it is small, and to be streamed otherwise."""
-        decoded = decode_small_sets(train, test, self.max_decoded_bytes)
-        if decoded is not None:
-            return Dataset.from_images(self.name, *decoded, num_classes)
-        shape = (STREAMED_SIZE, STREAMED_SIZE, 3)
-        return Dataset(self.name, train, test, num_classes, shape, IMAGENET_MEAN, IMAGENET_STD)
+        about: dict[str, Any] = {
+            "name": self.name,
+            "num_classes": len(splits.class_names),
+            "class_names": splits.class_names,
+            "fingerprints": {name: split.rows.fingerprint() for name, split in splits.named().items()},
+        }
+        images = decoded_or_streamed(splits, self.max_decoded_bytes, self.image_size)
+        if not isinstance(images, Streamed):
+            return Dataset.from_images(**(about | images), notes=splits.notes)
+        return Dataset(
+            **(about | splits.named()),
+            image_shape=(images.side, images.side, 3),
+            mean=IMAGENET_MEAN,
+            std=IMAGENET_STD,
+            notes=(*splits.notes, images.note),
+        )
 
 
 def load_digits(request: Request) -> Dataset:
@@ -172,7 +199,7 @@ def load_cifar100(request: Request) -> Dataset:
     if cifar_archive.has_archive(folder):
         return cifar_archive.load_cifar100_archive(folder)
     if has_parquet(folder):
-        return request.dataset(*request.parquet(folder, cifar_archive.CLASSES))
+        return request.dataset(request.parquet(folder, cifar_archive.CLASSES))
     if not request.download:
         raise cifar_archive.not_found(folder)
     cifar_archive.download_cifar100(folder)
@@ -183,24 +210,26 @@ def load_imagenet(request: Request) -> Dataset:
     """Loads ImageNet-1k from Parquet files or class folders."""
     folder = request.folder()
     if has_parquet(folder):
-        train, test, _ = request.parquet(folder, IMAGENET_CLASSES)
-        count = len(np.unique(train.labels))
+        splits = request.parquet(folder, IMAGENET_CLASSES)
+        count = len(np.unique(splits.train.labels))
     elif has_class_folders(folder):
-        train, test, count = request.class_folders(folder)
+        splits = request.class_folders(folder)
+        count = len(splits.class_names)
     else:
         raise FileNotFoundError(f"{folder} has neither train-*.parquet nor train/<class>/; put {request.name} there.")
     request.check_classes(folder, count, IMAGENET_CLASSES)
-    return request.dataset(train, test, IMAGENET_CLASSES)
+    return request.dataset(splits)
 
 
 def load_parquet(request: Request) -> Dataset:
     """Loads any dataset from a folder of Parquet files."""
-    return request.dataset(*request.parquet(request.folder(), request.num_classes))
+    return request.dataset(request.parquet(request.folder(), request.num_classes))
 
 
 def load_folder(request: Request) -> Dataset:
     """Loads any dataset from a folder with a directory per class."""
     folder = request.folder()
-    train, test, count = request.class_folders(folder)
+    splits = request.class_folders(folder)
+    count = len(splits.class_names)
     request.check_classes(folder, count, request.num_classes or count)
-    return request.dataset(train, test, count)
+    return request.dataset(splits)

@@ -41,7 +41,7 @@ def rows_per_epoch(n: int, batch_size: int, across_epochs: bool) -> int:
     if batch_size > n:
         raise ValueError(
             f"batch_size={batch_size} is larger than the data ({n} images); "
-            "pass a smaller batch, or across_epochs=True to draw batches across epochs."
+            "pass a smaller batch, or across_epochs to draw batches across epochs."
         )
     return n - n % batch_size
 

@@ -4,23 +4,39 @@
 """
 
 import json
+import re
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from looksam.trainer.data.reading.dataset import Encoded, OnBadImage, require
+from looksam.trainer.data.reading.dataset import (
+    DataError,
+    Encoded,
+    OnBadImage,
+    Splits,
+    digest_of,
+    numbered,
+    require,
+)
 from looksam.trainer.data.reading.decode import BadImageError
-from looksam.trainer.data.reading.labels import check_class_count, check_labels
+from looksam.trainer.data.reading.labels import check_class_count, check_labels, count_classes
 
 CACHE_BYTES = 512 * 2**20  # a process keeps row groups up to about this size in memory
+WRONG_LABELS = (
+    "correct the labels, pass the true --num-classes, or another --test-split where this one hides its labels."
+)
 LABEL_NAMES = ("label", "fine_label")  # preferred if there are several integer columns
+SHARD = re.compile(r"-(\d+)-of-(\d+)[^/]*\.parquet$")
+_SHOWN = 5  # names, in a message
 
 
 def has_parquet(folder: Path) -> bool:
-    """Whether the folder, or its subfolder ``data``, has ``train-*.parquet``."""
+    """Whether the folder, or its subfolder ``data``, has Parquet files of a training split."""
     return bool(_files(folder, "train"))
 
 
@@ -32,8 +48,11 @@ def read_parquet(
     label_column: str | None = None,
     num_classes: int | None = None,
     test_splits: tuple[str, ...] = ("test", "validation"),
-) -> tuple[Encoded, Encoded, int]:
-    """Returns (train, test, number of classes) of a folder with ``train-*.parquet`` and ``test-*`` or ``validation-*``.
+    validation_splits: tuple[str, ...] = (),
+) -> Splits:
+    """Returns the splits of a folder with ``train-*.parquet`` and ``test-*`` or ``validation-*``.
+
+    A split may also be one file, ``train.parquet``, or the files of a folder ``train``.
 
     Args:
       folder: the folder with the files, or with a subfolder ``data`` that has them.
@@ -42,21 +61,26 @@ def read_parquet(
       label_column: by default the only integer column, else ``label``, else ``fine_label``.
       num_classes: by default the number of class names in the metadata, else the largest training label + 1.
       test_splits: the first of these that exists is the test set.
+      validation_splits: the first of these that exists, and is not the test set, is the validation set.
     """
-    train_files = _split(folder, ("train",))
-    test_files = _split(folder, test_splits)
-    schema = _schema(train_files[0])
-    image = image_column or _only(_image_columns(schema), "encoded-image", "image_column", train_files[0], schema)
-    label = label_column or _label_column(schema, train_files[0])
-    train_labels = _labels(train_files, image, label)
-    test_labels = _labels(test_files, image, label)
-    classes = num_classes or _named_classes(schema, label) or max(1, int(train_labels.max()) + 1)
+    files = {"train": _split(folder, ("train",)), "test": _split(folder, test_splits)}
+    others = [found for name in validation_splits if (found := _files(folder, name)) and found != files["test"]]
+    if others:
+        files["validation"] = others[0]
+    first = files["train"][0]
+    schema = _schema(first)
+    image = image_column or _only(_image_columns(schema), "encoded-image", "--image-column", first, schema)
+    label = label_column or _label_column(schema, first)
+    labels = {split: _labels(paths, image, label) for split, paths in files.items()}
+    rows = {split: ParquetRows(paths, image) for split, paths in files.items()}
+    names = _class_names(schema, label)
+    classes = num_classes or len(names) or count_classes(labels["train"], rows["train"].place)
     check_class_count(classes)
-    return (
-        _encoded(train_files, image, train_labels, classes, on_bad_image),
-        _encoded(test_files, image, test_labels, classes, on_bad_image),
-        classes,
-    )
+    encoded: dict[str, Any] = {
+        split: Encoded(rows[split], check_labels(labels[split], classes, rows[split].place, WRONG_LABELS), on_bad_image)
+        for split in files
+    }
+    return Splits(class_names=names if len(names) == classes else numbered(classes), **encoded)
 
 
 def _split(folder: Path, names: tuple[str, ...]) -> list[Path]:
@@ -65,21 +89,70 @@ def _split(folder: Path, names: tuple[str, ...]) -> list[Path]:
     for name in names:
         if files := _files(folder, name):
             return files
-    present = sorted(path.name for path in folder.glob("*.parquet"))
-    wanted = " or ".join(f"{name}-*.parquet" for name in names)
-    raise FileNotFoundError(f"{folder} has no {wanted} (Parquet files there: {', '.join(present) or 'none'}).")
+    present = sorted(folder.glob("**/*.parquet"))
+    shown = ", ".join(str(path.relative_to(folder)) for path in present[:_SHOWN])
+    wanted = " or ".join(f"{name}.parquet or {name}-*.parquet" for name in names)
+    raise FileNotFoundError(
+        f"{folder} has no {wanted} (Parquet files there: {shown or 'none'}{', …' if len(present) > _SHOWN else ''}); "
+        f"{_where_to_look(folder, names, present)}."
+    )
+
+
+def _where_to_look(folder: Path, names: tuple[str, ...], present: list[Path]) -> str:
+    deeper = next((path.parent for path in present if _files(path.parent, names[0])), None)
+    if deeper:
+        return f"pass --data-dir {deeper}"
+    if not present and (folder / names[0]).is_dir():
+        return "pass --dataset folder for class directories"
+    rename = f"name those of the split {names[0]}-….parquet" if present else "pass the folder that holds them"
+    return rename if names == ("train",) else f"{rename}, or pass the name of another split as --test-split"
 
 
 def _files(folder: Path, split: str) -> list[Path]:
-    return sorted(folder.glob(f"{split}-*.parquet")) or sorted((folder / "data").glob(f"{split}-*.parquet"))
+    """Returns the files of a split in any of the usual layouts, after checking that no shard is missing."""
+    # With [.] it is a pattern, which finds a link to nothing too: that is an error when it is opened.
+    patterns = (f"{split}-*.parquet", f"{split}[.]parquet", f"{split}/*.parquet")
+    found = (sorted(place.glob(pattern)) for place in (folder, folder / "data") for pattern in patterns)
+    return _complete(next(filter(None, found), []))
+
+
+def _complete(files: list[Path]) -> list[Path]:
+    """Returns the files, after checking that all shards are there of those that are numbered: 00000-of-00002."""
+    numbers = [(int(match[1]), int(match[2])) for path in files if (match := SHARD.search(path.name))]
+    if not numbers:
+        return files
+    _, total = numbers[0]
+    missing = sorted(set(range(total)) - {number for number, _ in numbers})
+    if missing:
+        raise DataError(
+            f"{files[0].parent} has {len(numbers)} of the {total} shards that {files[0].name} belongs to, and lacks "
+            f"number {', '.join(f'{number:05}' for number in missing[:_SHOWN])}"
+            f"{', …' if len(missing) > _SHOWN else ''}; download what is missing."
+        )
+    if len(numbers) != total or any(other != total for _, other in numbers):
+        raise DataError(
+            f"{files[0].parent} has {len(numbers)} shards, and {files[0].name} is one of {total}: these are files of "
+            f"several versions, {files[0].name} to {files[-1].name}; keep those of one."
+        )
+    return files
+
+
+@contextmanager
+def _reading(path: Path, what: str = "is not a readable Parquet file") -> Iterator[None]:
+    """Turns what Arrow raises into a DataError that names the file."""
+    try:
+        yield
+    except require("pyarrow").ArrowException as error:
+        raise DataError(f"{path} {what} ({error}); download it again.") from error
+    except OSError as error:
+        if path.exists() and error.errno is None:  # Arrow's own, of damaged data
+            raise DataError(f"{path} {what} ({error}); download it again.") from error
+        raise DataError.from_os(path, error) from error
 
 
 def _schema(path: Path) -> Any:
-    pyarrow = require("pyarrow")
-    try:
+    with _reading(path):
         return require("pyarrow.parquet").read_schema(path)
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path} is not a readable Parquet file ({error}); download it again.") from error
 
 
 def _image_columns(schema: Any) -> list[str]:
@@ -100,14 +173,14 @@ def _label_column(schema: Any, path: Path) -> str:
     named = [name for name in LABEL_NAMES if name in columns]
     if len(columns) > 1 and named:
         return named[0]
-    return _only(columns, "integer label", "label_column", path, schema)
+    return _only(columns, "integer label", "--label-column", path, schema)
 
 
 def _only(columns: list[str], what: str, argument: str, path: Path, schema: Any) -> str:
     if len(columns) == 1:
         return columns[0]
     if columns:
-        raise ValueError(f"{path} has several {what} columns: {', '.join(columns)}; choose one with {argument}=.")
+        raise ValueError(f"{path} has several {what} columns: {', '.join(columns)}; choose one with {argument}.")
     present = ", ".join(f"{field.name}: {field.type}" for field in schema)
     raise ValueError(
         f"{path} has no {what} column (columns: {present}); a struct {{bytes, path}} and an int are needed."
@@ -132,11 +205,12 @@ def _labels(files: list[Path], image: str, label: str) -> np.ndarray:
 
 
 def _label_values(path: Path, label: str) -> np.ndarray:
-    column = require("pyarrow.parquet").read_table(path, columns=[label]).column(0)
+    with _reading(path):
+        column = require("pyarrow.parquet").read_table(path, columns=[label]).column(0)
     if not require("pyarrow").types.is_integer(column.type):
         first = f", e.g. {column[0].as_py()!r} in row 0" if len(column) else ""
         raise TypeError(
-            f"{path}: label column {label!r} is {column.type}, not an integer{first}; choose label_column=."
+            f"{path}: label column {label!r} is {column.type}, not an integer{first}; choose another --label-column."
         )
     if column.null_count:
         row = column.is_null().to_pylist().index(True)
@@ -144,19 +218,13 @@ def _label_values(path: Path, label: str) -> np.ndarray:
     return column.to_numpy()
 
 
-def _named_classes(schema: Any, label: str) -> int | None:
-    """Returns the number of class names in the hub's metadata, if any."""
+def _class_names(schema: Any, label: str) -> tuple[str, ...]:
+    """Returns the class names in the hub's metadata, if any."""
     try:
         names = json.loads(schema.metadata[b"huggingface"])["info"]["features"][label]["names"]
     except (KeyError, TypeError, ValueError):
-        return None
-    return len(names) if isinstance(names, list) and names else None
-
-
-def _encoded(files: list[Path], image: str, labels: np.ndarray, classes: int, on_bad_image: OnBadImage) -> Encoded:
-    rows = ParquetRows(files, image)
-    fix = "correct the labels, pass the true num_classes, or another test_split where this one hides its labels."
-    return Encoded(rows, check_labels(labels, classes, rows.place, fix), on_bad_image)
+        return ()
+    return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
 class ParquetRows:
@@ -173,7 +241,8 @@ class ParquetRows:
         self._file = np.array([group[0] for group in groups], np.int64)
         self._group = np.array([group[1] for group in groups], np.int64)
         self._starts = np.cumsum([0] + [group[2] for group in groups])
-        self._at_once = max(1, CACHE_BYTES // max(1, int(np.mean([group[3] for group in groups] or [1]))))
+        self._bytes = [group[3] for group in groups]
+        self._at_once = max(1, CACHE_BYTES // max(1, int(np.mean(self._bytes or [1]))))
         self._reset()
 
     def __len__(self) -> int:
@@ -204,6 +273,10 @@ class ParquetRows:
     def blocks_at_once(self) -> int:
         return self._at_once
 
+    def fingerprint(self) -> str:
+        """Returns a digest of the rows and bytes of every row group, which the files' metadata have."""
+        return digest_of(np.diff(self._starts).tolist(), self._bytes)
+
     def _block(self, row: int) -> int:
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} is outside 0..{len(self) - 1}")
@@ -221,14 +294,10 @@ class ParquetRows:
 
     def _load(self, block: int) -> Any:
         file, group = int(self._file[block]), int(self._group[block])
-        if file not in self._open:
-            self._open[file] = _open(self._paths[file])
-        try:
+        with _reading(self._paths[file], f"is damaged in row group {group}"):
+            if file not in self._open:
+                self._open[file] = _open(self._paths[file])
             table = self._open[file].read_row_group(group, columns=[f"{self._column}.bytes"])
-        except (require("pyarrow").ArrowException, OSError) as error:
-            raise ValueError(
-                f"{self._paths[file]}: row group {group} is damaged ({error}); download it again."
-            ) from error
         return table.column(0).combine_chunks().field("bytes")
 
     def _reset(self) -> None:

@@ -1,4 +1,4 @@
-"""The PyTorch models of the benchmarks are the trainer's: same parameters, same logits, same gradients."""
+"""The PyTorch models are the trainer's: same parameters, same logits, same gradients."""
 
 import importlib
 
@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from flax import nnx, traverse_util
+from flax import nnx
 from torch import nn
 
-from looksam.bench import torch_models
+from looksam.torch import vision_models
 from looksam.trainer.models import MODELS, build_model
 from looksam.trainer.models.functional import Mode
 from looksam.trainer.models.layers import Dropout
+from looksam.trainer.weights import flat, torch_name
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -26,6 +27,7 @@ CASES = {
     "resnet large": ("resnet", LARGE, {"width": 4, "blocks": (1, 2)}),
     "resnet bottleneck": ("resnet", SMALL, {"width": 4, "blocks": (1, 1), "bottleneck": True, "zero_init": True}),
     "vit": ("vit", SMALL, {"width": 24, "depth": 2}),
+    "vit as in public weights": ("vit", SMALL, {"width": 24, "depth": 2, "pooling": "token", "gelu": "exact"}),
     "vit sizes": ("vit", SMALL, {"width": 8, "depth": 1, "heads": 2, "patch": 2, "mlp_ratio": 1.5}),
     "wide_resnet": ("wide_resnet", SMALL, {"widen": 1}),
     "wide_resnet deep": ("wide_resnet", SMALL, {"depth": 16, "widen": 1}),
@@ -34,12 +36,12 @@ RATES = {
     "vit": ("vit", SMALL, {"width": 24, "depth": 2, "dropout": 0.4, "stochastic_depth": 0.4}),
     "wide_resnet": ("wide_resnet", SMALL, {"widen": 1, "dropout": 0.4}),
 }
-NAMES = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "var": "running_var"}
 
 
-def torch_name(path):
-    *folders, last = path
-    return ".".join((*folders, NAMES.get(last, last)))
+def built(name, image_shape, num_classes, **options):
+    """The module of a model in MODELS."""
+    entry = MODELS[name]
+    return vision_models.build(entry.builder, image_shape, num_classes, **{**entry.fixed, **options})
 
 
 def models(name, image_shape, options):
@@ -49,15 +51,14 @@ def models(name, image_shape, options):
     rng = np.random.default_rng(0)
     params, stats = jax.tree.map(lambda x: rng.normal(0.5, 0.3, x.shape), shapes)
     stats = jax.tree.map(np.abs, stats)
-    module = torch_models.build(name, image_shape, 5, **options).double()
-    flat = traverse_util.flatten_dict(params) | traverse_util.flatten_dict(stats)
-    return model, params, stats, module, flat
+    module = built(name, image_shape, 5, **options).double()
+    return model, params, stats, module, flat(params, stats)
 
 
-def as_torch(flat, module):
+def as_torch(arrays, module):
     """The arrays of JAX by PyTorch's names and in its layout."""
     own = module.state_dict()
-    named = {torch_name(path): (path[-1], value) for path, value in flat.items()}
+    named = {torch_name(path): (path.rpartition("/")[2], value) for path, value in arrays.items()}
     assert named.keys() == {name for name in own if not name.endswith("num_batches_tracked")}
     return {name: _converted(last, value, own[name]) for name, (last, value) in named.items()}
 
@@ -80,8 +81,8 @@ def batch(image_shape):
 @pytest.mark.parametrize("case", CASES)
 def test_logits_and_gradients_are_those_of_the_trainer(case):
     name, image_shape, options = CASES[case]
-    model, params, stats, module, flat = models(name, image_shape, options)
-    module.load_state_dict(as_torch(flat, module), strict=False)
+    model, params, stats, module, arrays = models(name, image_shape, options)
+    module.load_state_dict(as_torch(arrays, module), strict=False)
     images, labels = batch(image_shape)
 
     def loss(params):
@@ -92,8 +93,8 @@ def test_logits_and_gradients_are_those_of_the_trainer(case):
     ours = module.train()(torch.tensor(images).permute(0, 3, 1, 2))
     nn.functional.cross_entropy(ours, torch.tensor(labels)).backward()
     np.testing.assert_allclose(ours.detach(), logits, rtol=1e-10, atol=1e-10)
-    expected = traverse_util.flatten_dict(grads)
-    theirs = {torch_name(p): _converted(p[-1], g, module.get_parameter(torch_name(p))) for p, g in expected.items()}
+    expected = {torch_name(path): (path.rpartition("/")[2], g) for path, g in flat(grads).items()}
+    theirs = {name: _converted(last, g, module.get_parameter(name)) for name, (last, g) in expected.items()}
     for parameter_name, parameter in module.named_parameters():
         np.testing.assert_allclose(parameter.grad, theirs[parameter_name], rtol=1e-10, atol=1e-10)
 
@@ -101,8 +102,8 @@ def test_logits_and_gradients_are_those_of_the_trainer(case):
 @pytest.mark.parametrize("case", RATES)
 def test_dropout_has_the_places_and_rates_of_the_trainer(case):
     name, image_shape, options = RATES[case]
-    model, params, stats, module, flat = models(name, image_shape, options)
-    module.load_state_dict(as_torch(flat, module), strict=False)
+    model, params, stats, module, arrays = models(name, image_shape, options)
+    module.load_state_dict(as_torch(arrays, module), strict=False)
     images, _ = batch(image_shape)
     inputs = torch.tensor(images).permute(0, 3, 1, 2)
     logits, _ = model.apply(params, stats, jnp.asarray(images), train=False)  # nothing is dropped
@@ -112,7 +113,7 @@ def test_dropout_has_the_places_and_rates_of_the_trainer(case):
     builder = getattr(importlib.import_module(f"looksam.trainer.models.{entry.module}"), entry.builder)
     theirs = builder(image_shape, 5, jnp.dtype("float32"), **options)(nnx.Rngs(0))
     rates = {".".join(map(str, path)): m.rate for path, m in nnx.iter_modules(theirs) if isinstance(m, Dropout)}
-    drops = {n: m for n, m in module.named_modules() if isinstance(m, (nn.Dropout, torch_models.DropPath))}
+    drops = {n: m for n, m in module.named_modules() if isinstance(m, (nn.Dropout, vision_models.DropPath))}
     assert {n: m.p if isinstance(m, nn.Dropout) else m.rate for n, m in drops.items()} == rates
 
     calls = []
@@ -125,7 +126,7 @@ def test_dropout_has_the_places_and_rates_of_the_trainer(case):
 
 
 def test_stochastic_depth_drops_whole_images():
-    drop = torch_models.DropPath(0.25).train()
+    drop = vision_models.DropPath(0.25).train()
     torch.manual_seed(0)
     scales = drop(torch.ones(400, 3, 2)).reshape(400, 6)
     assert (scales == scales[:, :1]).all()
@@ -139,8 +140,7 @@ def test_every_model_has_the_parameters_of_the_trainer(name):
     image_shape = (32, 32, 3)
     model = build_model(name, image_shape=image_shape, num_classes=10)
     params, stats = jax.eval_shape(model.init, jax.random.key(0))
-    flat = traverse_util.flatten_dict(params) | traverse_util.flatten_dict(stats)
     with torch.device("meta"):
-        own = torch_models.build(name, image_shape, 10).state_dict()
+        own = built(name, image_shape, 10).state_dict()
     sizes = {name: value.numel() for name, value in own.items() if not name.endswith("num_batches_tracked")}
-    assert sizes == {torch_name(path): int(np.prod(value.shape)) for path, value in flat.items()}
+    assert sizes == {torch_name(path): int(np.prod(value.shape)) for path, value in flat(params, stats).items()}

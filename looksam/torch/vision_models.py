@@ -1,7 +1,8 @@
-"""The trainer's models as PyTorch modules, so that both frameworks time the same computation.
+"""The models of the trainer as PyTorch modules: MLP, ViT, ResNet and wide ResNet.
 
 Modules and parameters are named and ordered as in ``looksam.trainer.models``, and a test copies the weights of each
-model from there and compares logits and gradients. Images are (batch, channels, height, width).
+model from there and compares logits and gradients. Images are (batch, channels, height, width), normalised.
+``looksam.torch.load_exported`` builds them from the folder that ``looksam export`` writes.
 """
 
 import itertools
@@ -12,26 +13,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from looksam.trainer.models import MODELS
-from looksam.trainer.recipe import MODEL_SIZES, Recipe
-
 SMALL_SIDE, EXPANSION, WIDE_STEM = 64, 4, 16  # as in looksam/trainer/models/resnet.py
 
 
 def build(name: str, image_shape: Sequence[int], num_classes: int, **options: Any) -> nn.Module:
-    """Returns the module of a model in ``MODELS``.
+    """Returns a module by the name of its builder in ``looksam.trainer.models``: mlp, resnet, vit or wide_resnet.
 
     ``image_shape`` is (height, width, channels); options that are not given have the trainer's defaults.
+
+    Example:
+      >>> import torch
+      >>> model = build("vit", (8, 8, 3), 10, width=24, depth=1)
+      >>> model(torch.zeros(2, 3, 8, 8)).shape
+      torch.Size([2, 10])
     """
-    entry = MODELS[name]
-    module: nn.Module = BUILDERS[entry.builder](tuple(image_shape), num_classes, **{**entry.fixed, **options})
+    if name not in BUILDERS:
+        raise ValueError(f"model {name!r} has no PyTorch module here; those that have one are {', '.join(BUILDERS)}.")
+    module: nn.Module = BUILDERS[name](tuple(image_shape), num_classes, **options)
     return module
-
-
-def options_of(recipe: Recipe) -> dict[str, Any]:
-    """The options of a recipe's model."""
-    names = (*MODEL_SIZES, "dropout", "stochastic_depth")
-    return {name: getattr(recipe, name) for name in names if getattr(recipe, name) is not None}
 
 
 # --- MLP ----------------------------------------------------------------------------------------------------------
@@ -91,21 +90,22 @@ class DropPath(nn.Module):
 class EncoderBlock(nn.Module):
     """An encoder block: x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, width: int, heads: int, hidden: int, dropout: float, drop_path: float):
+    def __init__(self, width: int, heads: int, hidden: int, dropout: float, drop_path: float, gelu: str):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
         self.attention = Attention(width, heads)
         self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
         self.dropout, self.drop_path = nn.Dropout(dropout), DropPath(drop_path)
+        self.approximate = {"tanh": "tanh", "exact": "none"}[gelu]
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.drop_path(self.dropout(self.attention(self.norm1(x))))
-        hidden = functional.gelu(self.up(self.norm2(x)), approximate="tanh")
+        hidden = functional.gelu(self.up(self.norm2(x)), approximate=self.approximate)
         return x + self.drop_path(self.dropout(self.down(self.dropout(hidden))))
 
 
 class ViT(nn.Module):
-    """Patch embedding, encoder blocks, norm and head on the mean token."""
+    """Patch embedding, encoder blocks, norm, and head on the mean token or on a class token."""
 
     def __init__(
         self,
@@ -119,21 +119,28 @@ class ViT(nn.Module):
         mlp_ratio: float = 4.0,
         dropout: float = 0.0,
         stochastic_depth: float = 0.0,
+        pooling: str = "mean",
+        gelu: str = "tanh",
     ):
         super().__init__()
         height, image_width, channels = image_shape
         self.embed = nn.Conv2d(channels, width, patch, patch)
-        self.position = nn.Parameter(0.02 * torch.randn((height // patch) * (image_width // patch), width))
+        self.token = nn.Parameter(torch.zeros(width)) if pooling == "token" else None
+        tokens = (height // patch) * (image_width // patch) + (pooling == "token")
+        self.position = nn.Parameter(0.02 * torch.randn(tokens, width))
         self.dropout = nn.Dropout(dropout)
         rates = [stochastic_depth * (i + 1) / depth for i in range(depth)]
         hidden = round(width * mlp_ratio)
-        self.blocks = nn.Sequential(*(EncoderBlock(width, heads, hidden, dropout, rate) for rate in rates))
+        self.blocks = nn.Sequential(*(EncoderBlock(width, heads, hidden, dropout, rate, gelu) for rate in rates))
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.head = nn.Linear(width, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.embed(images).flatten(2).transpose(1, 2) + self.position
-        return self.head(self.norm(self.blocks(self.dropout(x))).mean(1))
+        x = self.embed(images).flatten(2).transpose(1, 2)
+        if self.token is not None:
+            x = torch.cat([self.token.expand(len(x), 1, -1), x], 1)
+        x = self.norm(self.blocks(self.dropout(x + self.position)))
+        return self.head(x.mean(1) if self.token is None else x[:, 0])
 
 
 # --- residual networks --------------------------------------------------------------------------------------------
