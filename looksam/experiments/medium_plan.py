@@ -39,7 +39,7 @@ class Planned(NamedTuple):
     def line(self) -> tuple[str | Value, ...]:
         """A row of the table."""
         recipe, methods = self.study.recipe, len(self.study.starts)
-        numbers = (recipe.batch_size, recipe.epochs, total_steps(recipe))
+        numbers = (recipe.batch_size, recipe.epochs, self.study.epochs, total_steps(recipe))
         runs = SETTINGS * methods, self.seeds * (methods + len(self.study.longer))
         return self.experiment, self.name, *map(str, (*numbers, methods, *runs)), Value(self.hours(), digits=1)
 
@@ -61,7 +61,8 @@ def section() -> Section:
     """The plan as a document."""
     studies, images = planned(), medium_scale.IMAGES
     hours = sum(study.hours() for study in studies)
-    header = ("experiment", "study", "batch", "epochs", "steps", "methods", "tuning runs", "reported runs", "hours")
+    columns = ("experiment", "study", "batch", "epochs", "when tuning", "steps", "methods")
+    header = (*columns, "tuning runs", "reported runs", "hours")
     return Section(
         "plan",
         "The plan of the medium scale",
@@ -70,8 +71,8 @@ def section() -> Section:
             f"{images['train_limit']:,} training images of the first {images['classes']} classes of CIFAR-100 at "
             f"{images['image_size']}² pixels, 2,000 held out of the training set, 2,000 to test on; no augmentation.",
             f"About {hours:.0f} hours of one core, {hours / 2:.0f} hours of two; at most 24 and 12 are allowed.",
-            f"Each method tries about {SETTINGS} settings, in runs of {medium_scale.TUNING_EPOCHS} epochs on one seed, "
-            "scored on the held-out images at their end. The search starts at values that single runs suggest, by "
+            f"Each method tries about {SETTINGS} settings, in shorter runs on one seed, scored on the held-out images "
+            "at their end. The search starts at values that single runs suggest, by "
             "factors of 2 and then of √2, and a line of values is extended until the best is inside it.",
             "Reported runs have other seeds than tuning. Both the last epoch and the one with the best accuracy on "
             "held-out images are reported; the test set selects nothing.",

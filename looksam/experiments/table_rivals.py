@@ -186,7 +186,7 @@ def how_tuned(seeds: int) -> str:
     return (
         f"{images['train_limit']:,} training images of {images['classes']} classes of CIFAR-100 at "
         f"{images['image_size']}² pixels, no augmentation, {medium_scale.RESNET.epochs} epochs, {seeds} seeds; ± is "
-        f"one standard error. Each method is tuned on held-out images in runs of {medium_scale.TUNING_EPOCHS} epochs: "
+        f"one standard error. Each method is tuned on held-out images in shorter runs: "
         "one setting after another by factors of 2, each until its best value is inside what was tried, then by "
         f"factors of √2 until about {BUDGET} settings have been tried. The base tunes its learning rate; the others "
         "tune ρ, α where they have one, and the learning rate."
