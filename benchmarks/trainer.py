@@ -19,8 +19,8 @@ import jax
 
 from looksam.bench.harness import clocked, interleave
 from looksam.trainer import recipes
-from looksam.trainer.metrics import MetricsLog
 from looksam.trainer.progress import Progress
+from looksam.trainer.run_folder.metrics import MetricsLog
 from looksam.trainer.training import Training
 
 CYCLE = 10

@@ -41,7 +41,7 @@ def _run(arguments: argparse.Namespace) -> int:
     directory = existing_run(arguments.run_dir)
     prepare_jax()
     from looksam.trainer import evaluate_run
-    from looksam.trainer.evaluation import write_csv
+    from looksam.trainer.trained.evaluation import write_csv
 
     result = evaluate_run(
         directory,

@@ -17,7 +17,7 @@ from looksam.arguments import ArgumentError, did_you_mean
 from looksam.bench.worker import WorkerError
 from looksam.cli.flags import spelled
 from looksam.trainer.own_code import OwnCodeError
-from looksam.trainer.run_directory import RunError, read_recipe
+from looksam.trainer.run_folder.run_directory import RunError, read_recipe
 
 FAILED = 1
 USAGE = 2

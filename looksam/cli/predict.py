@@ -31,8 +31,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--top {arguments.top} is out of range; pass --top >= 1")
     directory = existing_folder(arguments.run_dir)
     prepare_jax()
-    from looksam.trainer.prediction import image_files, predict_images
-    from looksam.trainer.trained_model import load_model
+    from looksam.trainer.trained.prediction import image_files, predict_images
+    from looksam.trainer.trained.trained_model import load_model
 
     files = image_files(arguments.images)
     model = load_model(directory, arguments.checkpoint)

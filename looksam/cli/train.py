@@ -19,8 +19,8 @@ from looksam.cli.parser import (
     recipe_named,
     run_name,
 )
-from looksam.trainer.run_directory import check_recipe
-from looksam.trainer.trackers import check_installed
+from looksam.trainer.run_folder.run_directory import check_recipe
+from looksam.trainer.run_folder.trackers import check_installed
 
 TRAIN_DESCRIPTION = """\
 Train with a recipe. Each of its settings has a flag below that overrides the recipe's value; "none" clears a setting

@@ -21,7 +21,7 @@ from looksam.methods import parse_row, settings_of
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.recipes.small import DIGITS_GRIDS, DIGITS_SELECTED
 from looksam.trainer.rule_settings import gradients_per_step
-from looksam.trainer.run_directory import write_atomically
+from looksam.trainer.run_folder.run_directory import write_atomically
 
 VERSION = 1  # of results.json and tuning.json
 Report = Callable[[str], None]

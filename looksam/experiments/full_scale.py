@@ -12,7 +12,7 @@ from looksam.experiments.report.text import section_markdown
 from looksam.methods import METHODS
 from looksam.trainer import recipes
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.run_directory import RunError
+from looksam.trainer.run_folder.run_directory import RunError
 
 
 class Stopped(Exception):  # noqa: N818 - nothing went wrong

@@ -4,14 +4,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from looksam.trainer.evaluation import evaluate_run
-    from looksam.trainer.exporting import export_run
     from looksam.trainer.loop import run
-    from looksam.trainer.prediction import predict_run
     from looksam.trainer.recipe import Recipe
-    from looksam.trainer.run_analysis import analyze_run
-    from looksam.trainer.run_directory import RunError
-    from looksam.trainer.trained_model import load_model
+    from looksam.trainer.run_folder.run_directory import RunError
+    from looksam.trainer.trained.evaluation import evaluate_run
+    from looksam.trainer.trained.exporting import export_run
+    from looksam.trainer.trained.prediction import predict_run
+    from looksam.trainer.trained.run_analysis import analyze_run
+    from looksam.trainer.trained.trained_model import load_model
 
 __all__ = [
     "Recipe",
@@ -26,12 +26,12 @@ __all__ = [
 
 _MODULES = {
     "Recipe": "recipe",
-    "RunError": "run_directory",
-    "analyze_run": "run_analysis",
-    "evaluate_run": "evaluation",
-    "export_run": "exporting",
-    "load_model": "trained_model",
-    "predict_run": "prediction",
+    "RunError": "run_folder.run_directory",
+    "analyze_run": "trained.run_analysis",
+    "evaluate_run": "trained.evaluation",
+    "export_run": "trained.exporting",
+    "load_model": "trained.trained_model",
+    "predict_run": "trained.prediction",
     "run": "loop",
 }
 

@@ -32,7 +32,7 @@ from looksam.trainer.data import (
 from looksam.trainer.data.reading.order import ShuffledOrder
 from looksam.trainer.parallel import Layout, SingleDeviceLayout
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.run_directory import RunError
+from looksam.trainer.run_folder.run_directory import RunError
 
 SPLIT_SEED = 0  # of the held-out images and of the label noise: the same data for every seed of a run
 Split = Literal["validation", "test"]

@@ -31,7 +31,7 @@ from jax.experimental import multihost_utils
 
 from looksam.trainer.parallel import Layout
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.run_directory import RunError, changes_between
+from looksam.trainer.run_folder.run_directory import RunError, changes_between
 
 HEARTBEAT = 60  # seconds after which a silent process counts as gone
 CONNECT = 10.0  # seconds

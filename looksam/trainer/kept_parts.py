@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import looksam
-from looksam.trainer.run_directory import RunError, check_version, write_atomically
+from looksam.trainer.run_folder.run_directory import RunError, check_version, write_atomically
 
 VERSION = 1  # of kept parts
 AGAIN = "delete it, and its parts are measured again"

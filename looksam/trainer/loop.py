@@ -12,19 +12,21 @@ from typing import Any, TypeVar
 
 import jax
 
-from looksam.trainer import dataset_summary, distributed, fine_tune
+from looksam.trainer import distributed
 from looksam.trainer.batches import Split, UnreadableError
-from looksam.trainer.checkpoints import CheckpointChoice, Checkpoints
-from looksam.trainer.dataset_summary import DatasetSummary
-from looksam.trainer.metrics import MetricsLog
 from looksam.trainer.progress import Progress
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.run_directory import RunError, check_recipe, claim, holds_run, read_recipe, writing_to
-from looksam.trainer.run_lock import working_in
+from looksam.trainer.run_folder import dataset_summary
+from looksam.trainer.run_folder.checkpoints import CheckpointChoice, Checkpoints
+from looksam.trainer.run_folder.dataset_summary import DatasetSummary
+from looksam.trainer.run_folder.metrics import MetricsLog
+from looksam.trainer.run_folder.run_directory import RunError, check_recipe, claim, holds_run, read_recipe, writing_to
+from looksam.trainer.run_folder.run_lock import working_in
+from looksam.trainer.run_folder.trackers import check_installed, open_trackers
 from looksam.trainer.scoreboard import Scoreboard, best_metric
 from looksam.trainer.step import TrainState
 from looksam.trainer.stopping import TIME_IS_UP, Fallbacks, Interrupts, divergence, stop_request
-from looksam.trainer.trackers import check_installed, open_trackers
+from looksam.trainer.trained import fine_tune
 from looksam.trainer.training import Training
 
 T = TypeVar("T")

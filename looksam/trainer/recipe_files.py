@@ -20,7 +20,7 @@ from looksam.arguments import did_you_mean
 from looksam.trainer import own_code
 from looksam.trainer.own_code import OwnCodeError
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.run_directory import VERSION, check_version
+from looksam.trainer.run_folder.run_directory import VERSION, check_version
 
 SUFFIXES = (".py", ".toml", ".json")
 OWN_NAMES = ("model", "dataset")  # settings that may name a file

@@ -15,7 +15,7 @@ import looksam.trainer
 from looksam.cli import main, parser
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.recipes import ALL, find
-from looksam.trainer.run_directory import RunError, write_recipe
+from looksam.trainer.run_folder.run_directory import RunError, write_recipe
 
 RESULT = {"status": "finished", "signal": None, "step": 1200, "test_accuracy": 95.3, "test_loss": 0.21, "run_dir": "r"}
 

@@ -14,11 +14,12 @@ from looksam.cli import main
 from looksam.cli.work_progress import WorkProgress
 from looksam.experiments.report import analysis_report
 from looksam.experiments.report.document import Heatmap
-from looksam.trainer import analyze_run, evaluate_run, run, run_analysis
-from looksam.trainer.checkpoints import Checkpoints
+from looksam.trainer import analyze_run, evaluate_run, run
 from looksam.trainer.kept_parts import KeptParts, digest_of
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.run_directory import RunError, write_recipe
+from looksam.trainer.run_folder.checkpoints import Checkpoints
+from looksam.trainer.run_folder.run_directory import RunError, write_recipe
+from looksam.trainer.trained import run_analysis
 from looksam.trainer.training import Training
 
 RECIPE = Recipe(mesh="data=1", batch_size=200, epochs=2, method="look_sam", rho=0.2, k=3, learning_rate=0.05)

@@ -14,7 +14,7 @@ from looksam.cli import main
 from looksam.experiments import EXPERIMENT_NAMES, EXPERIMENTS, full_scale
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.recipes import Listing, find
-from looksam.trainer.run_directory import read_recipe
+from looksam.trainer.run_folder.run_directory import read_recipe
 
 TABLES = pathlib.Path(looksam.trainer.recipes.__file__).parent / "paper_tables"
 SMALL = Recipe(validation=None, train_limit=200, batch_size=100, epochs=1, method="sam")

@@ -11,7 +11,7 @@ import pytest
 from looksam.cli import environment
 from looksam.cli.environment import CACHE_DIR, CACHE_SWITCH, CACHE_THRESHOLD, YNN_FLAG, YNN_JAXLIB, YNN_VALUE
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.run_directory import write_recipe
+from looksam.trainer.run_folder.run_directory import write_recipe
 
 OURS = f"{YNN_FLAG}={YNN_VALUE}"
 UNSET = {

@@ -10,7 +10,7 @@ import pytest
 from looksam.experiments.engine import pool
 from looksam.experiments.engine.runs import Run
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.run_directory import RunError
+from looksam.trainer.run_folder.run_directory import RunError
 
 TINY = Recipe(mesh="data=1", validation=0.25, train_limit=200, batch_size=200, epochs=1)
 MISSING = TINY.replace(dataset="cifar100", data_dir="no-such-folder")

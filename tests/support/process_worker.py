@@ -12,10 +12,11 @@ import jax
 import numpy as np
 import spread
 
-from looksam.trainer import batches, checkpoints, distributed
-from looksam.trainer.checkpoints import Checkpoints
+from looksam.trainer import batches, distributed
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.run_directory import RunError
+from looksam.trainer.run_folder import checkpoints
+from looksam.trainer.run_folder.checkpoints import Checkpoints
+from looksam.trainer.run_folder.run_directory import RunError
 from looksam.trainer.training import Training
 
 COUNT, DEVICES = 2, 4  # processes, and devices of each

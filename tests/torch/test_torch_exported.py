@@ -12,9 +12,9 @@ from PIL import Image
 
 from looksam.torch import load_exported
 from looksam.trainer.data import Dataset, Images
-from looksam.trainer.exporting import export_model
 from looksam.trainer.models import build_model
-from looksam.trainer.trained_model import TrainedModel
+from looksam.trainer.trained.exporting import export_model
+from looksam.trainer.trained.trained_model import TrainedModel
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
@@ -102,7 +102,7 @@ def test_an_export_runs_without_jax_and_without_looksam(tmp_path):
 
 @pytest.mark.parametrize("crops", [True, False])
 def test_images_are_prepared_as_in_the_trainer(crops, tmp_path):
-    from looksam.trainer.prediction import read_image
+    from looksam.trainer.trained.prediction import read_image
 
     model = trained("resnet", crops)
     export_model(model, tmp_path, stablehlo=False)

@@ -14,7 +14,7 @@ from looksam.torch import vision_models
 from looksam.trainer.models import MODELS, build_model
 from looksam.trainer.models.functional import Mode
 from looksam.trainer.models.layers import Dropout
-from looksam.trainer.weights import flat, torch_name
+from looksam.trainer.trained.weights import flat, torch_name
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 

@@ -10,9 +10,9 @@ import pytest
 import spread
 
 from looksam.trainer import run, training
-from looksam.trainer.checkpoints import Checkpoints
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.run_directory import RunError, check_recipe, claim
+from looksam.trainer.run_folder.checkpoints import Checkpoints
+from looksam.trainer.run_folder.run_directory import RunError, check_recipe, claim
 from looksam.trainer.training import Training
 
 pytestmark = pytest.mark.usefixtures("in_float64")

@@ -8,10 +8,10 @@ import pytest
 
 from looksam.trainer import RunError, evaluate_run, run
 from looksam.trainer.loop import restored
-from looksam.trainer.metrics import read_metrics
 from looksam.trainer.progress import Progress
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.run_directory import read_recipe, write_recipe
+from looksam.trainer.run_folder.metrics import read_metrics
+from looksam.trainer.run_folder.run_directory import read_recipe, write_recipe
 from looksam.trainer.training import Training
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")

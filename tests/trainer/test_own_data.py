@@ -9,9 +9,9 @@ from PIL import Image
 
 from looksam.trainer import evaluate_run, run
 from looksam.trainer.batches import load
-from looksam.trainer.dataset_summary import DatasetSummary
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.run_directory import RunError, read_recipe
+from looksam.trainer.run_folder.dataset_summary import DatasetSummary
+from looksam.trainer.run_folder.run_directory import RunError, read_recipe
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 NAMES = ("ant", "bee")

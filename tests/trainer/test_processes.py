@@ -21,10 +21,10 @@ import spread
 from PIL import Image
 
 from looksam.trainer import distributed, run
-from looksam.trainer.checkpoints import Checkpoints
 from looksam.trainer.parallel import SingleDeviceLayout
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.run_directory import read_recipe
+from looksam.trainer.run_folder.checkpoints import Checkpoints
+from looksam.trainer.run_folder.run_directory import read_recipe
 from looksam.trainer.training import Training
 
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"

@@ -8,7 +8,7 @@ from looksam.trainer import Recipe, RunError
 from looksam.trainer.own_code import OwnCodeError
 from looksam.trainer.recipe_files import read_recipe_file
 from looksam.trainer.recipes import find
-from looksam.trainer.run_directory import write_recipe
+from looksam.trainer.run_folder.run_directory import write_recipe
 
 RECIPE = Recipe(model="resnet", width=8, rho=0.25, p=float("inf"), download=True, dataset="cifar100")
 TOML = 'model = "resnet"\nwidth = 8\nrho = 0.25\np = inf\ndownload = true\ndataset = "cifar100"\n'

@@ -11,8 +11,8 @@ import time
 import jax
 import numpy as np
 
-from looksam.trainer.checkpoints import Checkpoints
-from looksam.trainer.run_directory import read_recipe
+from looksam.trainer.run_folder.checkpoints import Checkpoints
+from looksam.trainer.run_folder.run_directory import read_recipe
 from looksam.trainer.training import Training
 
 FLAGS = ["--batch-size", "100", "--epochs", "40", "--k", "3", "--log-every", "7", "--checkpoint-every", "20"]

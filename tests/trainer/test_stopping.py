@@ -15,9 +15,9 @@ from PIL import Image
 
 from looksam.cli import main
 from looksam.trainer import RunError, run
-from looksam.trainer.metrics import read_metrics
 from looksam.trainer.progress import Progress
 from looksam.trainer.recipe import Recipe
+from looksam.trainer.run_folder.metrics import read_metrics
 from looksam.trainer.stopping import Interrupts
 from looksam.trainer.training import Training
 

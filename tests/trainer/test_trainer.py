@@ -14,9 +14,9 @@ from looksam.trainer import RunError, evaluate_run, run
 from looksam.trainer.batches import load
 from looksam.trainer.data import epoch_batches
 from looksam.trainer.loop import restored
-from looksam.trainer.metrics import read_metrics
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.run_directory import read_recipe
+from looksam.trainer.run_folder.metrics import read_metrics
+from looksam.trainer.run_folder.run_directory import read_recipe
 from looksam.trainer.training import Training, compile_step
 
 SHORT = Recipe(

@@ -22,7 +22,7 @@ from looksam.experiments.engine.runs import Record, Run, Store, provenance
 from looksam.methods import METHODS
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.rule_settings import gradients_per_step
-from looksam.trainer.run_directory import RunError
+from looksam.trainer.run_folder.run_directory import RunError
 from looksam.trainer.training import total_steps
 
 Report = Callable[[str], None]

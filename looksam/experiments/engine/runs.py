@@ -25,7 +25,7 @@ import optax
 
 import looksam
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.run_directory import write_atomically
+from looksam.trainer.run_folder.run_directory import write_atomically
 
 VERSION = 2  # of stored files; 1 had no version and the digest of all settings
 DIGITS = 5  # significant digits of stored numbers

@@ -8,7 +8,7 @@ from typing import Any
 from looksam.experiments.report.document import Figure, Heatmap, Series, Table
 from looksam.experiments.report.figures import draw
 from looksam.experiments.report.text import table_text
-from looksam.trainer.run_directory import write_atomically
+from looksam.trainer.run_folder.run_directory import write_atomically
 
 
 def write(result: dict[str, Any], folder: pathlib.Path) -> str:

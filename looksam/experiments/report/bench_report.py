@@ -11,7 +11,7 @@ from looksam.experiments.report.figures import SETTINGS, shortened
 from looksam.experiments.report.plot_data import style
 from looksam.experiments.report.text import NOTHING, gradients_text, lines_markdown, lines_text
 from looksam.methods import OPTIMIZERS, parse_row
-from looksam.trainer.run_directory import write_atomically
+from looksam.trainer.run_folder.run_directory import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from looksam.trainer import recipes, run
-from looksam.trainer.metrics import read_metrics
+from looksam.trainer.run_folder.metrics import read_metrics
 
 DATA = pathlib.Path(os.environ.get("LOOKSAM_DATA", pathlib.Path(__file__).parents[4] / "shared/data"))
 

@@ -13,15 +13,15 @@ import pytest
 from looksam.cli import main
 from looksam.trainer import RunError, evaluate_run, run
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.run_directory import check_recipe, claim, read_recipe, write_recipe
-from looksam.trainer.run_lock import working_in
+from looksam.trainer.run_folder.run_directory import check_recipe, claim, read_recipe, write_recipe
+from looksam.trainer.run_folder.run_lock import working_in
 from looksam.trainer.training import Training
 
 RECIPE = Recipe(mesh="data=1", batch_size=300, epochs=1)  # 2 steps
 
 HOLDING = """
 import pathlib, sys
-from looksam.trainer.run_lock import working_in
+from looksam.trainer.run_folder.run_lock import working_in
 
 with working_in(pathlib.Path(sys.argv[1]), print):
     print("locked", flush=True)

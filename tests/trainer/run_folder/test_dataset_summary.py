@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from looksam.trainer.data import Dataset, Images
-from looksam.trainer.dataset_summary import DatasetSummary
-from looksam.trainer.run_directory import RunError
+from looksam.trainer.run_folder.dataset_summary import DatasetSummary
+from looksam.trainer.run_folder.run_directory import RunError
 
 RNG = np.random.default_rng(0)
 

@@ -8,9 +8,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from looksam.cli import main
 from looksam.trainer import RunError, run
-from looksam.trainer.metrics import MetricsLog
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.trackers import TensorBoard
+from looksam.trainer.run_folder.metrics import MetricsLog
+from looksam.trainer.run_folder.trackers import TensorBoard
 
 RECIPE = Recipe(mesh="data=1", batch_size=300, epochs=2, log_every=1)  # 2 steps per epoch
 

@@ -15,10 +15,10 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import looksam
 from looksam.trainer import Recipe, RunError, evaluate_run, export_run, load_model, run
-from looksam.trainer.fine_tune import resize_positions, with_initial_weights
 from looksam.trainer.loop import restored
+from looksam.trainer.trained.fine_tune import resize_positions, with_initial_weights
+from looksam.trainer.trained.weights import flat
 from looksam.trainer.training import Training
-from looksam.trainer.weights import flat
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 

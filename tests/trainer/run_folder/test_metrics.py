@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from looksam.trainer.metrics import MetricsLog, read_metrics
-from looksam.trainer.run_directory import RunError
+from looksam.trainer.run_folder.metrics import MetricsLog, read_metrics
+from looksam.trainer.run_folder.run_directory import RunError
 
 
 def log_steps(directory, steps):

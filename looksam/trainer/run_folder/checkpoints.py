@@ -26,9 +26,10 @@ from typing import Any, Literal, TypeVar
 import jax
 import numpy as np
 
-from looksam.trainer import checkpoint_files, checksum, distributed
-from looksam.trainer.checkpoint_files import STATE, Folder, Spec
-from looksam.trainer.run_directory import RunError
+from looksam.trainer import distributed
+from looksam.trainer.run_folder import checkpoint_files, checksum
+from looksam.trainer.run_folder.checkpoint_files import STATE, Folder, Spec
+from looksam.trainer.run_folder.run_directory import RunError
 
 CheckpointChoice = Literal["last", "best"] | int  # the latest valid checkpoint, the best, or that of a step
 # a checkpoint of a run: the latest valid one, the best, or that of a step

@@ -16,21 +16,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from looksam.trainer import weights
 from looksam.trainer.batches import EpochSchedule
-from looksam.trainer.checkpoint_files import Folder
-from looksam.trainer.checkpoints import CheckpointChoice, Checkpoints
 from looksam.trainer.data import Dataset, Images
 from looksam.trainer.data.transforms.augment import normalize
-from looksam.trainer.dataset_summary import DatasetSummary
 from looksam.trainer.models import MODELS, Model, build_model, find_builder
 from looksam.trainer.optimizers import make_optimizer, make_rule
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.run_directory import NAME as RECIPE_FILE
-from looksam.trainer.run_directory import RunError, check_version, read_recipe
+from looksam.trainer.run_folder.checkpoint_files import Folder
+from looksam.trainer.run_folder.checkpoints import CheckpointChoice, Checkpoints
+from looksam.trainer.run_folder.dataset_summary import DatasetSummary
+from looksam.trainer.run_folder.run_directory import NAME as RECIPE_FILE
+from looksam.trainer.run_folder.run_directory import RunError, check_version, read_recipe
 from looksam.trainer.step import init_state, moments
+from looksam.trainer.trained import weights
+from looksam.trainer.trained.weights import CONFIG, FORMAT, read_config, read_weights
 from looksam.trainer.training import make_model
-from looksam.trainer.weights import CONFIG, FORMAT, read_config, read_weights
 
 VERSION = 1  # of the format of an export
 

@@ -10,8 +10,8 @@ from PIL import Image
 from looksam.trainer import RunError, load_model, predict_run
 from looksam.trainer.batches import load, make_eval_batches
 from looksam.trainer.loop import restored
-from looksam.trainer.prediction import image_files, predict_images, read_image
-from looksam.trainer.run_directory import read_recipe
+from looksam.trainer.run_folder.run_directory import read_recipe
+from looksam.trainer.trained.prediction import image_files, predict_images, read_image
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 

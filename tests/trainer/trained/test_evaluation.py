@@ -7,8 +7,8 @@ import pytest
 from flowers import NAMES, PER_CLASS, write_flowers
 
 from looksam.trainer import RunError, evaluate_run, load_model
-from looksam.trainer.evaluation import write_csv
-from looksam.trainer.prediction import image_files, read_image
+from looksam.trainer.trained.evaluation import write_csv
+from looksam.trainer.trained.prediction import image_files, read_image
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 

@@ -15,12 +15,12 @@ import numpy as np
 
 from looksam.trainer.data import Dataset
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.run_directory import NAME as RECIPE_FILE
-from looksam.trainer.run_directory import RunError
+from looksam.trainer.run_folder.run_directory import NAME as RECIPE_FILE
+from looksam.trainer.run_folder.run_directory import RunError
 from looksam.trainer.step import TrainState
-from looksam.trainer.trained_model import TrainedModel, architecture
+from looksam.trainer.trained.trained_model import TrainedModel, architecture
+from looksam.trainer.trained.weights import Weights, flat, from_torch, read_weights, rebuilt, torch_name
 from looksam.trainer.training import Training
-from looksam.trainer.weights import Weights, flat, from_torch, read_weights, rebuilt, torch_name
 
 UNUSED = ("num_batches_tracked",)  # of PyTorch's BatchNorm, which with a fixed momentum does not use it
 OPTIONS = ("pooling", "gelu", "heads")  # that change what a model computes, and not the shapes of its parameters

@@ -12,7 +12,7 @@ import pathlib
 import socket
 from collections.abc import Callable, Iterator
 
-from looksam.trainer.run_directory import RunError, holds_run, writing_to
+from looksam.trainer.run_folder.run_directory import RunError, holds_run, writing_to
 
 NAME = "train.lock"
 HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)

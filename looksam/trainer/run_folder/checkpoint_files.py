@@ -22,8 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from looksam.trainer.checksum import as_text, checksum
-from looksam.trainer.run_directory import check_version
+from looksam.trainer.run_folder.checksum import as_text, checksum
+from looksam.trainer.run_folder.run_directory import check_version
 
 VERSION = 1
 STATE, MANIFEST, FILES = "state", "manifest.json", "files.json"

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from looksam.trainer.batches import make_eval_batches, prepared, read, resized
-from looksam.trainer.checkpoints import CheckpointChoice
 from looksam.trainer.data import Dataset, Encoded, Images
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.run_directory import RunError, read_recipe
+from looksam.trainer.run_folder.checkpoints import CheckpointChoice
+from looksam.trainer.run_folder.run_directory import RunError, read_recipe
 from looksam.trainer.step import make_eval_step
-from looksam.trainer.trained_model import TrainedModel
+from looksam.trainer.trained.trained_model import TrainedModel
 
 
 def evaluate_run(

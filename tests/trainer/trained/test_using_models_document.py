@@ -10,7 +10,7 @@ from PIL import Image
 
 from looksam.cli import main
 
-TEXT = (pathlib.Path(__file__).parents[2] / "docs/using_models.md").read_text()
+TEXT = (pathlib.Path(__file__).parents[3] / "docs/using_models.md").read_text()
 BLOCKS = re.findall(r"```(console|python)\n(.*?)```", TEXT, re.DOTALL)
 QUICK = "--mesh data=1 --batch-size 8 --steps 2 --image-size 16 --warmup-steps 0 --model wide_resnet --widen 1 --quiet"
 

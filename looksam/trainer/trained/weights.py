@@ -20,7 +20,7 @@ import numpy as np
 
 from looksam.rules.pytree import path_string
 from looksam.trainer.data.reading.dataset import require
-from looksam.trainer.run_directory import RunError
+from looksam.trainer.run_folder.run_directory import RunError
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 FORMAT = "looksam"  # in the config of an export

@@ -13,9 +13,9 @@ import numpy as np
 import optax
 import pytest
 
-from looksam.trainer import checkpoint_files, checksum
-from looksam.trainer.checkpoints import Checkpoints
-from looksam.trainer.run_directory import RunError
+from looksam.trainer.run_folder import checkpoint_files, checksum
+from looksam.trainer.run_folder.checkpoints import Checkpoints
+from looksam.trainer.run_folder.run_directory import RunError
 
 
 class State(NamedTuple):

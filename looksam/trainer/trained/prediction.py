@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from looksam.trainer.batches import resize
-from looksam.trainer.checkpoints import CheckpointChoice
 from looksam.trainer.data import BadImageError
 from looksam.trainer.data.reading.decode import bad_image_at, eval_crop, open_image, to_rgb
 from looksam.trainer.data.reading.image_folder import SUFFIXES
-from looksam.trainer.trained_model import TrainedModel, load_model
+from looksam.trainer.run_folder.checkpoints import CheckpointChoice
+from looksam.trainer.trained.trained_model import TrainedModel, load_model
 
 BATCH = 64  # images at a time; the last ones are filled up, so that one program is compiled
 

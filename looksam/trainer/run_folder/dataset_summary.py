@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from looksam.trainer.data import Dataset, Encoded, Images
-from looksam.trainer.run_directory import RunError, check_version, write_atomically
+from looksam.trainer.run_folder.run_directory import RunError, check_version, write_atomically
 
 NAME = "data.json"
 VERSION = 1

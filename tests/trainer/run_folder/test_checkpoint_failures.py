@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from looksam.trainer.checkpoints import Checkpoints
-from looksam.trainer.run_directory import RunError
+from looksam.trainer.run_folder.checkpoints import Checkpoints
+from looksam.trainer.run_folder.run_directory import RunError
 
 
 def names(directory: pathlib.Path) -> set[str]:
@@ -82,7 +82,7 @@ def test_what_cannot_be_saved_is_reported_at_once(tmp_path, state, meta, error, 
 KILLED = """
 import os, pathlib, signal, sys
 import numpy as np
-from looksam.trainer.checkpoints import Checkpoints
+from looksam.trainer.run_folder.checkpoints import Checkpoints
 
 directory, moment = pathlib.Path(sys.argv[1]), sys.argv[2]
 checkpoints = Checkpoints(directory, keep=2)

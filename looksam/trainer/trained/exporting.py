@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 
 import looksam
-from looksam.trainer.checkpoints import CheckpointChoice
 from looksam.trainer.data.reading.dataset import require
 from looksam.trainer.data.reading.decode import EVAL_RESIZE
-from looksam.trainer.run_directory import RunError, write_atomically
-from looksam.trainer.trained_model import VERSION, TrainedModel, load_model
-from looksam.trainer.weights import CONFIG, FORMAT, WEIGHTS, write_safetensors
+from looksam.trainer.run_folder.checkpoints import CheckpointChoice
+from looksam.trainer.run_folder.run_directory import RunError, write_atomically
+from looksam.trainer.trained.trained_model import VERSION, TrainedModel, load_model
+from looksam.trainer.trained.weights import CONFIG, FORMAT, WEIGHTS, write_safetensors
 
 STABLEHLO, README = "model.stablehlo", "README.txt"
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.run_directory import RunError, write_atomically
+from looksam.trainer.run_folder.run_directory import RunError, write_atomically
 
 EVENTS = "events.out.tfevents"
 RUN_ID = "wandb.id"

@@ -11,11 +11,11 @@ import numpy as np
 
 from looksam.analysis import measure
 from looksam.arguments import ArgumentError
-from looksam.trainer.checkpoints import CheckpointChoice
 from looksam.trainer.data import Encoded, Images, eval_batches, hold_out
 from looksam.trainer.kept_parts import KeptParts, digest_of
 from looksam.trainer.loop import restored
-from looksam.trainer.run_directory import FREE_TO_CHANGE, read_recipe
+from looksam.trainer.run_folder.checkpoints import CheckpointChoice
+from looksam.trainer.run_folder.run_directory import FREE_TO_CHANGE, read_recipe
 from looksam.trainer.step import TrainState, make_eval_loss
 from looksam.trainer.training import Training
 

@@ -15,8 +15,8 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from looksam.trainer.run_directory import RunError, write_atomically
-from looksam.trainer.trackers import Tracker
+from looksam.trainer.run_folder.run_directory import RunError, write_atomically
+from looksam.trainer.run_folder.trackers import Tracker
 
 NAME = "metrics.jsonl"
 
