@@ -22,6 +22,9 @@ def broken(page: str, target: str) -> str | None:
     path = os.path.normpath(ROOT / pathlib.Path(page).parent / url.path) if url.path else str(ROOT / page)
     if not pathlib.Path(path).exists():
         return "no such file"
+    outside = path.endswith(".md") and not path.startswith(str(ROOT / "docs"))
+    if page.startswith("docs/") and (outside or pathlib.Path(path).is_dir()):
+        return "not on the site"
     if url.fragment and url.fragment not in pages.anchors(os.path.relpath(path, ROOT)):
         return "no such heading"
     return None
@@ -43,6 +46,8 @@ def test_links(page):
         ("trainings.md", "no such file"),
         ("training.md#dates", "no such heading"),
         ("../results/rho/none.svg", "no such file"),
+        ("../results", "not on the site"),
+        ("../README.md", "not on the site"),
         ("http://example.org", "not an https address"),
     ],
 )

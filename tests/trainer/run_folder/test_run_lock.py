@@ -47,7 +47,7 @@ def test_a_run_that_was_refused_leaves_the_folder_free(tmp_path, capsys):
     assert "5000" in capsys.readouterr().err and not (tmp_path / "new" / "run").exists()
     assert main([*command, "--batch-size", "300"]) == 0, capsys.readouterr().err
     assert main([*command, "--batch-size", "200"]) == 1
-    assert "holds a run of another recipe (batch_size: 300 there, 200 here)" in capsys.readouterr().err
+    assert "holds a run of another recipe (--batch-size: 300 there, 200 here)" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("as_users_run_it")
