@@ -48,7 +48,7 @@ def test_names_are_those_of_the_experiments():
         (["vit", "--seeds", "0"], "--seeds 0 is out of range; pass at least 1"),
         (["vit", "--workers", "0"], "--workers 0 is out of range"),
         (["vit", "--scale", "full", "--microbatch", "-1"], "--microbatch -1 is out of range"),
-        (["vit", "--scale", "full", "--mesh", "rows=2"], "mesh='rows=2' is not understood; pass e.g. data=8"),
+        (["vit", "--scale", "full", "--mesh", "rows=2"], "--mesh 'rows=2' is not understood; pass e.g. data=8"),
         (["vit", "--scale", "huge"], "invalid choice"),
         (["rivals"], "experiment 'rivals' is not at small scale; pass --scale medium"),
         (["vit", "--scale", "medium"], "experiment 'vit' is not at medium scale; leave out --scale medium"),
@@ -168,7 +168,7 @@ def test_a_plan_of_full_scale(cli, monkeypatch):
 @pytest.fixture
 def shrunk(monkeypatch):
     """Every recipe of full scale becomes a small one."""
-    monkeypatch.setattr(full_scale.recipes, "find", lambda name: Listing(SMALL, "table", 79.8, "a minute"))
+    monkeypatch.setattr(full_scale.recipes, "find", lambda name: Listing(SMALL, "table", 79.8, "a minute", "here"))
 
 
 @pytest.mark.usefixtures("as_users_run_it")
