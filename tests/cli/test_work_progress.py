@@ -55,6 +55,15 @@ def test_hours():
     assert stream.getvalue().endswith("about 2:00:00 left\n")
 
 
+@pytest.fixture
+def interruptible():
+    """SIGINT as Python handles it by default: a background job may have been started with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_that_a_callback_would_lose_is_raised_by_the_next_update():
     def _xla_gc_callback():
         signal.raise_signal(signal.SIGINT)

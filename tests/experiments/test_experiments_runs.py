@@ -21,11 +21,14 @@ OTHER = {
     **{"rho": 0.1, "alpha": 0.5, "k": 2, "p": 3.0, "scaling": "literal", "mesh": "data=1", "microbatch": 8},
     **{"eta": 0.1, "start": 0.5, "stop": 0.75, "perturb": "kernel"},
     **{"groups": 2, "seed": 1, "eval_every": 2, "log_every": 3, "checkpoint_every": 4, "keep_checkpoints": 5},
+    **{"image_column": "jpg", "label_column": "y", "num_classes": 7, "test_split": "val", "pooling": "token"},
+    **{"gelu": "exact", "init_from": "run", "freeze": "stem", "patience": 3, "max_minutes": 5.0},
+    **{"tensorboard": True, "wandb": "project"},
 }
 # where the data is, how often something is written, and the seed, by which the runs of a file are told apart
 NO_MATTER = {
     *("seed", "data_dir", "download", "workers", "on_bad_image", "mesh"),
-    *("eval_every", "log_every", "checkpoint_every", "keep_checkpoints"),
+    *("eval_every", "log_every", "checkpoint_every", "keep_checkpoints", "max_minutes", "tensorboard", "wandb"),
 }
 
 

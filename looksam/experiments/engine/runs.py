@@ -37,7 +37,7 @@ Record = dict[str, Any]
 # Where data lies and how often something is written changes no number; seeds share a file.
 NOT_IN_KEY = (
     *("seed", "data_dir", "download", "workers", "on_bad_image", "mesh"),
-    *("eval_every", "log_every", "checkpoint_every", "keep_checkpoints"),
+    *("eval_every", "log_every", "checkpoint_every", "keep_checkpoints", "max_minutes", "tensorboard", "wandb"),
 )
 _DEFAULTS = vars(Recipe())
 

@@ -189,7 +189,7 @@ DIGITS = {"image_shape": (8, 8, 1), "num_classes": 10}
     ("name", "options", "error", "match"),
     [
         ("resnet19", {}, ValueError, r"'resnet19' is unknown; did you mean .*resnet18"),
-        ("zzz", {}, ValueError, r"the models are mlp, mlp_20m, resnet, "),
+        ("zzz", {}, ValueError, r"there are mlp, mlp_20m, resnet, "),
         ("mlp", {"width": 3}, TypeError, r"no option 'width'; its options are widths"),
         ("vit_tiny", {"depht": 3}, TypeError, r"its options are dropout, stochastic_depth"),
         ("vit_tiny", {"depth": 3}, TypeError, r"fixes depth=6; build 'vit' to choose depth"),
