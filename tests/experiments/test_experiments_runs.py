@@ -108,7 +108,9 @@ DEFAULTS = {
     **{"scale_from_batch": None, "schedule": "cosine", "warmup_steps": 0, "weight_decay": 0.0, "decay_all": True},
     **{"momentum": 0.9, "clip_norm": None, "batch_size": 128, "across_epochs": False, "epochs": 100, "steps": None},
     **{"method": "base", "rho": 0.05, "alpha": 0.7, "k": 5, "p": 2.0, "scaling": "normalized", "microbatch": None},
-    **{"eta": 0.01, "start": 0, "stop": None, "perturb": None, "groups": None},
+    **{"eta": 0.01, "start": 0, "stop": None, "perturb": None, "groups": None, "image_column": None},
+    **{"label_column": None, "num_classes": None, "test_split": None, "pooling": None, "gelu": None},
+    **{"init_from": None, "freeze": None, "patience": None},
 }
 
 
