@@ -17,6 +17,8 @@ NEEDS = {  # the package without which an example is not run
     "torch_lightning": "lightning",
     "torch_loop": "torch",
     "torch_transformers": "transformers",
+    "train_fine_tune": "flax",
+    "train_own_dataset": "flax",
 }
 
 
