@@ -11,7 +11,11 @@ from looksam.trainer.recipe import Recipe
 
 STUDY = SearchStudy(
     Recipe(validation=0.2, epochs=10),
-    {"base": {"learning_rate": 0.1}, "look_sam_5": {"rho": 0.2, "alpha": 0.3}, "sam@0.8": {"rho": 0.4}},
+    {
+        "base": {"learning_rate": 0.1, "weight_decay": 0.01},
+        "look_sam_5": {"rho": 0.2, "alpha": 0.3},
+        "sam@0.8": {"rho": 0.4},
+    },
     epochs=6,
 )
 
@@ -59,20 +63,22 @@ def test_a_study_is_tuned_round_by_round(tmp_path):
     first = STUDY.tuning(store, "base")
     assert [run.recipe.learning_rate for run in first] == [0.1, 0.05, 0.2]
     assert {(run.kind, run.recipe.epochs, run.recipe.seed) for run in first} == {("tune", 6, search.SEEDS[0])}
-    assert finish(store, STUDY, "base", lambda recipe: off(recipe.learning_rate, 0.55)) == 4
-    assert STUDY.tuned(store, "base") == STUDY.recipe.replace(learning_rate=0.5657)
+    peak = lambda recipe: off(recipe.learning_rate, 0.4) + off(recipe.weight_decay, 0.02)
+    assert finish(store, STUDY, "base", peak) == 5
+    assert STUDY.tuned(store, "base") == STUDY.recipe.replace(learning_rate=0.4, weight_decay=0.02)
 
-    score = lambda r: off(r.rho, 0.1) + off(r.alpha, 0.3) + off(r.learning_rate, 0.5657 / 2)
+    score = lambda r: off(r.rho, 0.1) + off(r.alpha, 0.3) + off(r.learning_rate, 0.1)
     finish(store, STUDY, "look_sam_5", score)
     tuned = STUDY.tuned(store, "look_sam_5", epochs=20)
     assert (tuned.method, tuned.k, tuned.epochs) == ("look_sam", 5, 20)
-    assert (tuned.rho, tuned.alpha, tuned.learning_rate) == (0.1, 0.3, 0.2828)
+    assert (tuned.rho, tuned.alpha, tuned.learning_rate, tuned.weight_decay) == (0.1, 0.3, 0.1, 0.02)
     (selected, best), *others = STUDY.tried(store, "look_sam_5")
-    assert selected == {"rho": 0.1, "alpha": 0.3, "learning_rate": 0.2828}
+    assert selected == {"rho": 0.1, "alpha": 0.3, "learning_rate": 0.1}
     assert all(value < best for _, value in others) and len(others) + 1 >= search.BUDGET
 
     finish(store, STUDY, "sam@0.8", lambda recipe: 0.0)  # all alike: where it started
-    assert STUDY.tuned(store, "sam@0.8") == STUDY.recipe.replace(method="sam", start=0.8, rho=0.4, learning_rate=0.5657)
+    started = {"method": "sam", "start": 0.8, "rho": 0.4, "learning_rate": 0.2, "weight_decay": 0.02}
+    assert STUDY.tuned(store, "sam@0.8") == STUDY.recipe.replace(**started)
 
 
 def test_tuning_seeds_are_not_reported_ones():

@@ -14,21 +14,22 @@ from looksam.experiments.reproduction import SCALES, sourced_section, summary
 RIVALS, LARGE_BATCH = MEDIUM_EXPERIMENTS["rivals"], MEDIUM_EXPERIMENTS["large-batch"]
 GAINS = {"sam": 8.0, "sam_k": 2.0, "look_sam": 7.0, "look_layer_sam": 6.0, "msam": 1.0, "asam": 8.5, "gsam": 8.0}
 RATES = {"sgdm": 0.4, "adamw": 0.001, "lamb": 0.03}
+DECAYS = {"sgdm": 1e-3, "adamw": 0.05, "lamb": 0.1}
 JITTER = {0: -0.2, 1: 0.1, 2: 0.1}
 
 
 class RivalWorld:
-    """Rules gain what GAINS says, a quarter of it where they start late; all are best at ρ = 0.8 and α = 0.15."""
+    """Rules gain what GAINS says, a quarter of it where they start late; all are best at ρ = 0.8 and α = 0.1."""
 
     def level(self, recipe):
         late = 0.25 if recipe.start else 1.0
-        return 60 - 50 * recipe.label_noise + late * GAINS.get(recipe.method, 0.0) + (recipe.epochs > 50)
+        return 60 - 50 * recipe.label_noise + late * GAINS.get(recipe.method, 0.0) + (recipe.epochs in (48, 72))
 
     def record(self, run):
         recipe = run.recipe
-        peaks = {"learning_rate": RATES[recipe.optimizer]}
+        peaks = {"learning_rate": RATES[recipe.optimizer], "weight_decay": DECAYS[recipe.optimizer]}
         peaks |= {"rho": 0.8} if recipe.method != "base" else {}
-        peaks |= {"alpha": 0.15} if recipe.method in ("look_sam", "look_layer_sam", "gsam") else {}
+        peaks |= {"alpha": 0.1} if recipe.method in ("look_sam", "look_layer_sam", "gsam") else {}
         end = self.level(recipe) - sum(abs(math.log2(getattr(recipe, name) / best)) for name, best in peaks.items())
         end += JITTER.get(recipe.seed, 0.0)
         record = {"validation_accuracy": [end - 9 + i for i in range(10)], "train_loss": [1.0] * 10, "seconds": 1.0}
@@ -57,7 +58,7 @@ def test_what_shows_most_is_trained_first(tmp_path):
     ]
     first = later[: 2 * 12]  # of the first study
     assert [run.recipe.seed for run in first] == [0] * 12 + [1] * 12
-    assert {(run.recipe.model, run.recipe.label_noise) for run in first} == {("resnet_small", 0.4)}
+    assert {(run.recipe.model, run.recipe.label_noise) for run in first} == {("resnet8", 0.4)}
 
 
 def test_every_row_is_tuned_inside_with_about_equal_effort(stored):
@@ -75,7 +76,7 @@ def test_every_row_is_tuned_inside_with_about_equal_effort(stored):
 
 def test_the_table_has_accuracies_and_costs(stored):
     section = RIVALS.section(stored[0], SEEDS)
-    table = next(table for table in section.tables if table.title == "Small ResNet, SGD-M, 40 % random labels")
+    table = next(table for table in section.tables if table.title == "ResNet-8, SGD-M, 40 % random labels")
     lines = lines_of(table)
     assert list(lines) == [
         *("SGD-M", "SGD-M, 1.2 × the epochs", "SGD-M, 2 × the epochs", "SAM", "SAM-5", "LookSAM-5"),
@@ -91,7 +92,7 @@ def test_the_table_has_accuracies_and_costs(stored):
 
 
 def test_the_answers_say_what_is_kept_and_what_is_cheapest(stored):
-    answers = [text for text in RIVALS.section(stored[0], SEEDS).answers if text.startswith("Small ResNet, SGD-M, 40")]
+    answers = [text for text in RIVALS.section(stored[0], SEEDS).answers if text.startswith("ResNet-8, SGD-M, 40")]
     assert any("LookSAM-5 keeps 8" in text and "SAM-5 keeps 2" in text for text in answers)
     assert any(
         "ASAM has the highest mean" in text and "times the training time of the base" in text for text in answers
@@ -119,7 +120,7 @@ def test_batches_differ_in_steps_alone():
 def test_a_report_of_what_is_finished_so_far(stored, tmp_path):
     empty = Store(tmp_path)
     section = RIVALS.section(empty, SEEDS)
-    assert section.answers[0] == "Small ResNet, SGD-M, 40 % random labels: 0 of 36 runs are finished."
+    assert section.answers[0] == "ResNet-8, SGD-M, 40 % random labels: 0 of 36 runs are finished."
     section_markdown(section)
 
 

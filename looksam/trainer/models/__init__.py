@@ -39,6 +39,7 @@ MODELS: dict[str, ModelEntry] = {
     "resnet": ModelEntry("resnet", "resnet"),
     "resnet18": ModelEntry("resnet", "resnet", {"blocks": (2, 2, 2, 2), "width": 64, "bottleneck": False}),
     "resnet50": ModelEntry("resnet", "resnet", {"blocks": (3, 4, 6, 3), "width": 64, "bottleneck": True}),
+    "resnet8": ModelEntry("resnet", "resnet", {"blocks": (1, 1, 1), "width": 16, "bottleneck": False}),
     "resnet_small": ModelEntry("resnet", "resnet", {"blocks": (2, 2, 2), "width": 16, "bottleneck": False}),
     "vit": ModelEntry("vit", "vit"),
     "vit_b16": ModelEntry("vit", "vit", {"patch": 16, **_BASE}),

@@ -35,7 +35,7 @@ def count(name, image_shape, num_classes, **options):
 def test_models_are_listed_in_order():
     assert list(MODELS) == sorted(MODELS)
     vits = {"vit", "vit_b16", "vit_b32", "vit_s16", "vit_s32", "vit_tiny"}
-    resnets = {"resnet", "resnet18", "resnet50", "resnet_small", "wide_resnet", "wrn28_10", "wrn_small"}
+    resnets = {"resnet", "resnet8", "resnet18", "resnet50", "resnet_small", "wide_resnet", "wrn28_10", "wrn_small"}
     assert set(MODELS) == {"mlp", "mlp_20m"} | vits | resnets
 
 
@@ -72,6 +72,7 @@ def test_vit_parameter_counts_of_the_paper(name, patch, width, millions):
 def test_small_models_are_small():
     assert 2.5e6 < count("vit_tiny", CIFAR, 100) < 3e6
     assert 1.5e5 < count("resnet_small", CIFAR, 10) < 3e5
+    assert count("resnet8", (16, 16, 3), 20) == 78_692
     assert 1.95e7 < count("mlp_20m", CIFAR, 100) < 2.05e7
     assert 2e5 < count("wrn_small", CIFAR, 100) < 4e5
 
