@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from looksam.experiments import medium_scale
 from looksam.experiments.engine.runs import Record, Run, Store
-from looksam.experiments.engine.search import BUDGET, SearchStudy, finished_records, search_stages
+from looksam.experiments.engine.search import HOW, SearchStudy, finished_records, search_stages
 from looksam.experiments.engine.statistics import (
     RULE,
     Difference,
@@ -187,10 +187,7 @@ def how_tuned(seeds: int) -> str:
         f"{images['train_limit']:,} training images of {images['classes']} classes of CIFAR-100 at "
         f"{images['image_size']}² pixels, no augmentation, {medium_scale.RESNET.epochs} epochs on the ResNet and "
         f"{medium_scale.VIT.epochs} on the ViT, {seeds} seeds; ± is one standard error. Each method is tuned on "
-        "held-out images in runs of two thirds of the epochs: one setting after another by factors of 2, each until "
-        f"its best value is inside what was tried, then by factors of √2 until about {BUDGET} settings have been "
-        "tried. The base tunes its learning rate and its weight decay; the others keep that weight decay, and tune "
-        "the learning rate, ρ, and α where they have one."
+        f"held-out images in runs of two thirds of the epochs: {HOW}"
     )
 
 

@@ -53,7 +53,7 @@ class Run:
     kind: Kind
     recipe: Recipe
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """The name of the stored file, the same for all seeds of a recipe."""
         text = json.dumps(changed_settings(self.recipe), sort_keys=True)
