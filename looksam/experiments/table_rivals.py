@@ -187,7 +187,7 @@ def how_tuned(seeds: int) -> str:
         f"{images['train_limit']:,} training images of {images['classes']} classes of CIFAR-100 at "
         f"{images['image_size']}² pixels, no augmentation, {medium_scale.RESNET.epochs} epochs on the ResNet and "
         f"{medium_scale.VIT.epochs} on the ViT, {seeds} seeds; ± is one standard error. Each method is tuned on "
-        "held-out images in runs of two thirds of the epochs: one setting after another by factors of 2, each until "
+        "held-out images, in runs of the same length: one setting after another by factors of 2, each until "
         f"its best value is inside what was tried, then by factors of √2 until about {BUDGET} settings have been "
         "tried. The base tunes its learning rate and its weight decay; the others keep that weight decay, and tune "
         "the learning rate, ρ, and α where they have one."

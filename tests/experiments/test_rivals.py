@@ -23,7 +23,7 @@ class RivalWorld:
 
     def level(self, recipe):
         late = 0.25 if recipe.start else 1.0
-        return 60 - 50 * recipe.label_noise + late * GAINS.get(recipe.method, 0.0) + (recipe.epochs in (48, 72))
+        return 60 - 50 * recipe.label_noise + late * GAINS.get(recipe.method, 0.0) + (recipe.epochs in (48, 60))
 
     def record(self, run):
         recipe = run.recipe
