@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from looksam.experiments.engine.runs import Run, Store
 from looksam.experiments.engine.statistics import mean_and_standard_error
-from looksam.experiments.report.document import Entry, Figure, Section, Table, Value
+from looksam.experiments.report.document import Claim, Entry, Figure, Section, Table, Value
 from looksam.methods import METHODS
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.recipes import paper_tables
@@ -19,6 +19,8 @@ class Findings(NamedTuple):
     tables: Sequence[Table]
     figures: Sequence[Figure] = ()
     notes: Sequence[str] = ()
+    claims: Sequence[Claim] = ()
+    headline: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
