@@ -39,7 +39,7 @@ class Experiment:
 
     def section(self, store: Store, seeds: int) -> Section:
         """The report of the experiment at small scale."""
-        return Section(self.name, self.title, self.question, *self.findings(store, seeds))
+        return Section(self.name, self.title, self.question, **self.findings(store, seeds)._asdict())
 
 
 def mean_entry(values: Sequence[float], digits: int = 2) -> Value:

@@ -122,6 +122,6 @@ class Section:
     tables: Sequence[Table] = ()
     figures: Sequence[Figure | Heatmap] = ()
     notes: Sequence[str] = ()  # the setting, how significance is tested, what differs from the paper
+    source: dict[str, Any] = field(default_factory=dict)  # scale, seeds, commit, versions
     claims: Sequence[Claim] = ()  # of the paper, for the summary of all sections
     headline: Sequence[str] = ()  # sentences for that summary
-    source: dict[str, Any] = field(default_factory=dict)  # scale, seeds, commit, versions
