@@ -76,12 +76,13 @@ class Method:
     def programs(self, k: int, active: float = 1.0) -> dict[str, float]:
         """The compiled programs of a step and the share of steps that runs each: ``base``, ``refresh``, ``reuse``.
 
-        ``active`` is the share of steps between start and stop; the others run ``reuse``, which then reuses nothing.
+        ``active`` is the share of steps between start and stop; the others run ``base``.
         """
         if not self.is_rule:
             return {"base": 1.0}
         refresh = active / (k if self.has_period else 1)
-        return {"refresh": refresh, "reuse": 1 - refresh} if refresh < 1 else {"refresh": 1.0}
+        shares = {"base": 1 - active, "refresh": refresh, "reuse": active - refresh}
+        return {name: share for name, share in shares.items() if share > 0}
 
     def gradients_per_step(self, k: int, active: float = 1.0) -> float:
         """The mean number of gradients that one step takes."""

@@ -19,7 +19,15 @@ from looksam.trainer.optimizers import make_optimizer, make_rule
 from looksam.trainer.parallel import BatchSplit, Gradient, Layout, make_layout
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.rule_settings import gradients_per_step, has_window, rule_settings
-from looksam.trainer.step import StepContext, TrainState, init_state, make_augment, make_loss, make_train_step
+from looksam.trainer.step import (
+    StepContext,
+    TrainState,
+    init_state,
+    make_augment,
+    make_loss,
+    make_train_step,
+    refresh_of,
+)
 from looksam.trainer.training import Programs, abstract_dataset, make_model, total_steps
 
 Program = Callable[..., tuple[TrainState, Any]]  # (state, images, labels) -> (state, anything)
@@ -64,7 +72,8 @@ class CompiledSteps:
 
     def _reset_count(self) -> None:
         rule_state = self._state.rule_state
-        zero = jax.device_put(np.zeros_like(rule_state.count), rule_state.count.sharding)
+        count = rule_state.count  # not read, which would wait for the step before
+        zero = jax.device_put(np.zeros(count.shape, count.dtype), count.sharding)
         self._state = self._state._replace(rule_state=rule_state._replace(count=zero))
 
     def facts(self) -> dict[str, float]:
@@ -91,7 +100,7 @@ def _bytes(tree: Any) -> int:
 
 
 def static(settings: Mapping[str, Any], store_dtype: str | None = None) -> CompiledSteps:
-    """The trainer's step: the host knows which steps refresh, and selects one of two programs."""
+    """The trainer's step: the host knows which steps refresh and on which the rule acts, and selects the program."""
     return static_steps(Recipe(**settings), store_dtype)
 
 
@@ -99,7 +108,7 @@ def static_steps(recipe: Recipe, store_dtype: str | None = None) -> CompiledStep
     """The same, of the recipe of a cycle in this process."""
     # No program depends on which steps refresh, so all k > 1 share theirs.
     setup, rule = _setup(recipe.replace(k=min(recipe.k, 2)), store_dtype), make_rule(recipe, cycle(recipe))
-    program_of = rule.refreshes if rule else lambda step: None
+    program_of = functools.partial(refresh_of, rule)
     needed = {program_of(step) for step in range(cycle(recipe))}
     programs = {refresh: setup.compiled(refresh) for refresh in needed}
     return CompiledSteps(setup.programs.init(recipe.seed), recipe, setup.batch, programs, program_of)
@@ -111,7 +120,7 @@ def traced(settings: Mapping[str, Any], store_dtype: str | None = None) -> Compi
     setup = _setup(recipe, store_dtype)
 
     def step(state: TrainState, *batch: jax.Array) -> tuple[TrainState, jax.Array]:
-        state, metrics = setup.programs.step(state, None, *batch)
+        state, metrics = setup.programs.step(state, "traced", *batch)
         return state, metrics["loss"]  # the norms among the metrics would cost one more pass
 
     state = setup.programs.init(recipe.seed)

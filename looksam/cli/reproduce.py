@@ -17,7 +17,8 @@ Run an experiment of the paper and report on it. At small scale, small models an
 every finished run is stored in OUT/runs and shared between experiments, and the same command resumes an interrupted
 one. At medium scale, more images and hours; runs and reports are in OUT/medium. At full scale the recipes are the
 paper's, unchanged. --dry-run prints what there is to train, at full scale what it would cost.
-Writes OUT/ID/ (report.md, tables as CSV, figures as SVG and PNG, summary.json) and OUT/report.html.
+Writes OUT/ID/ (report.md, tables as CSV, figures as SVG and PNG, summary.json), and a summary and a page of all that
+are complete, OUT/summary/ and OUT/report.html.
 """
 EXAMPLES = """\
 experiments:

@@ -33,6 +33,8 @@ _SMALL = {
 }
 _MEDIUM = {
     "rivals": ("table_rivals", "RIVALS"),
+    "cifar100": ("table_paper_rows", "CIFAR100"),
+    "vit": ("table_paper_rows", "VIT"),
     "large-batch": ("table_batch_growth", "BATCH_GROWTH"),
 }
 EXPERIMENT_NAMES = tuple(_SMALL)  # at small scale, and most of them at full scale

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from looksam.experiments.engine.runs import Run, Store
 from looksam.experiments.engine.statistics import mean_and_standard_error
-from looksam.experiments.report.document import Entry, Figure, Section, Table, Value
+from looksam.experiments.report.document import Claim, Entry, Figure, Section, Table, Value
 from looksam.methods import METHODS
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.recipes import paper_tables
@@ -19,6 +19,8 @@ class Findings(NamedTuple):
     tables: Sequence[Table]
     figures: Sequence[Figure] = ()
     notes: Sequence[str] = ()
+    claims: Sequence[Claim] = ()
+    headline: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Experiment:
 
     def section(self, store: Store, seeds: int) -> Section:
         """The report of the experiment at small scale."""
-        return Section(self.name, self.title, self.question, *self.findings(store, seeds))
+        return Section(self.name, self.title, self.question, **self.findings(store, seeds)._asdict())
 
 
 def mean_entry(values: Sequence[float], digits: int = 2) -> Value:

@@ -11,7 +11,7 @@ from looksam.methods import label, settings_of
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.training import total_steps
 
-SETTINGS = BUDGET + 2  # that a method is expected to try; the outcome decides
+SETTINGS = BUDGET + 1  # that a method is expected to try; the outcome decides
 HOURS = 3_600_000  # milliseconds in one
 
 
@@ -71,10 +71,10 @@ def section() -> Section:
             f"{images['train_limit']:,} training images of the first {images['classes']} classes of CIFAR-100 at "
             f"{images['image_size']}² pixels, 2,000 held out of the training set, 2,000 to test on; no augmentation.",
             f"About {hours:.0f} hours of one core, {hours / 2:.0f} hours of two; at most 24 and 12 are allowed.",
-            f"Each method tries about {SETTINGS} settings, in shorter runs on one seed, scored on the held-out images "
-            "at their end: the base its learning rate and weight decay, the others their learning rate, ρ and α. The "
-            "search starts at values that single runs suggest, by factors of 2 and then of √2, and a line of values is "
-            "extended until the best is inside it.",
+            f"Each method tries about {SETTINGS} settings, in runs of the same length on one seed, scored on the "
+            "held-out images at their end: the base its learning rate and weight decay, the others their learning "
+            "rate, ρ and α. The search starts at values that single runs suggest, by factors of 2 and then of √2, and "
+            "a line of values is extended until the best is inside it.",
             "Reported runs have other seeds than tuning. Both the last epoch and the one with the best accuracy on "
             "held-out images are reported; the test set selects nothing.",
         ],

@@ -15,13 +15,14 @@ from looksam.experiments.engine import timer
 from looksam.experiments.engine.pool import Stages, cost, missing, train_missing
 from looksam.experiments.engine.runs import Record, Store, changed_settings, provenance
 from looksam.experiments.experiment import Experiment
+from looksam.experiments.overview import overview
 from looksam.experiments.report.document import Section
 from looksam.experiments.report.page import page
 from looksam.experiments.report.text import section_markdown, section_text, table_csv
 from looksam.trainer.recipe import Recipe
 
 SUMMARY_VERSION = 1  # of summary.json
-TITLE = "LookSAM: the paper's experiments at small scale"
+TITLE = "LookSAM: the paper's experiments, and its rivals"
 INTRO = (
     "Every table and figure of the paper, asked again on two CPU cores: small models of the same code on real images, "
     "with the paper's numbers next to ours. Absolute accuracies do not compare with the paper's; orderings, gains and "
@@ -29,6 +30,7 @@ INTRO = (
     "± is one standard error over seeds. Where a gain or an ordering of the paper does not show, or is not "
     "significant, the text says so.",
 )
+SUMMARY = "summary"  # the folder of the summary, below that of all results
 
 
 class Scale(NamedTuple):
@@ -37,27 +39,25 @@ class Scale(NamedTuple):
     name: str
     experiments: Mapping[str, Experiment]
     folder: str  # of its results, below that of all
-    title: str  # of the page, with what it says first
-    intro: tuple[str, ...]
     timed_recipes: Callable[[str], dict[str, Recipe]]  # by row, of a timing's name
+    prefix: str = ""  # of its sections' names in the page of all
     in_order: bool = False  # whether runs are trained in the order in which the stages list them
     plan: Callable[[], Section] | None = None
 
 
-SCALES = {
+SCALES = {  # the page begins with the one that has more images
     scale.name: scale
     for scale in (
-        Scale("small", EXPERIMENTS, ".", TITLE, INTRO, small_scale.timed_recipes),
         Scale(
             "medium",
             MEDIUM_EXPERIMENTS,
             "medium",
-            "LookSAM and its rivals at medium scale",
-            ("± is one standard error over seeds. What does not show, or is not significant, is said to be so.",),
             medium_scale.timed_recipes,
+            prefix="medium-",
             in_order=True,
             plan=medium_plan.section,
         ),
+        Scale("small", EXPERIMENTS, ".", small_scale.timed_recipes),
     )
 }
 
@@ -66,7 +66,7 @@ class Reproduction:
     """Some experiments of a scale on ``seeds`` seeds, with their results below ``out`` and their runs in ``runs``."""
 
     def __init__(self, out: pathlib.Path, names: tuple[str, ...], seeds: int, scale: str = "small") -> None:
-        self.scale = SCALES[scale]
+        self.scale, self.root = SCALES[scale], out
         self.out, self.names, self.seeds = out / self.scale.folder, names, seeds
         self.store = Store(self.out / "runs")
 
@@ -107,10 +107,11 @@ class Reproduction:
             section = sourced_section(experiment, self.store, self.seeds, self.scale.name)
             write_section(section, summary(experiment, self.store, self.seeds), self.out / name)
             yield section_text(section)
-        ready = [experiment for experiment in self.scale.experiments.values() if self._complete(experiment)]
-        written = [sourced_section(experiment, self.store, self.seeds, self.scale.name) for experiment in ready]
-        (self.out / "report.html").write_text(page(written, self.scale.title, self.scale.intro))
-        yield f"{self.out}/report.html"
+        everything = complete_sections(self.root, self.seeds)
+        summary_section = overview(everything)
+        write_texts_and_figures(summary_section, self.root / SUMMARY)
+        (self.root / "report.html").write_text(page([summary_section, *everything], TITLE, INTRO))
+        yield f"{self.root}/report.html"
 
     def _stages(self) -> list[Stages]:
         return [self.scale.experiments[name].stages for name in self.names]
@@ -119,9 +120,23 @@ class Reproduction:
         quoted = dict.fromkeys(timing for name in self.names for timing in self.scale.experiments[name].timings)
         return [timing for timing in quoted if not timer.stored_ratios(self.store, timing)]
 
-    def _complete(self, experiment: Experiment) -> bool:
-        trained = all(run in self.store for stage in experiment.stages(self.store, self.seeds) for run in stage)
-        return trained and all(timer.stored_ratios(self.store, timing) for timing in experiment.timings)
+
+def complete_sections(out: pathlib.Path, seeds: int) -> list[Section]:
+    """The reports of all experiments below ``out`` whose runs and times are complete, with names of their own."""
+    found = []
+    for scale in SCALES.values():
+        store = Store(out / scale.folder / "runs")
+        for experiment in scale.experiments.values():
+            if is_complete(experiment, store, seeds):
+                section = sourced_section(experiment, store, seeds, scale.name)
+                found.append(dataclasses.replace(section, name=scale.prefix + section.name))
+    return found
+
+
+def is_complete(experiment: Experiment, store: Store, seeds: int) -> bool:
+    """Whether all runs and times of an experiment are stored."""
+    trained = all(run in store for stage in experiment.stages(store, seeds) for run in stage)
+    return trained and all(timer.stored_ratios(store, timing) for timing in experiment.timings)
 
 
 def sections(store: Store, seeds: int) -> list[Section]:
@@ -177,6 +192,12 @@ def _accuracy(record: Record) -> float | None:
 
 def write_section(section: Section, source: dict[str, Any], folder: pathlib.Path) -> None:
     """Writes report.md, a CSV for each table, figures as SVG and PNG, and summary.json."""
+    write_texts_and_figures(section, folder)
+    (folder / "summary.json").write_text(json.dumps(source, indent=None, separators=(",", ":")) + "\n")
+
+
+def write_texts_and_figures(section: Section, folder: pathlib.Path) -> None:
+    """Writes all but summary.json."""
     from looksam.experiments.report.figures import draw
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -184,7 +205,6 @@ def write_section(section: Section, source: dict[str, Any], folder: pathlib.Path
         draw(figure, folder)
     for name, text in texts(section).items():
         (folder / name).write_text(text)
-    (folder / "summary.json").write_text(json.dumps(source, indent=None, separators=(",", ":")) + "\n")
 
 
 def texts(section: Section) -> dict[str, str]:

@@ -24,13 +24,14 @@ def findings(store: Store, seeds: int) -> Findings:
         model="Small ResNet, SGD-M",
         timed="resnet",
         studies=resnet_studies(),
-        paper={title: functools.partial(_paper, model=model) for title, model in MODELS.items()},
+        paper={title: functools.partial(paper_accuracy, model=model) for title, model in MODELS.items()},
         store=store,
         seeds=seeds,
     )
 
 
-def _paper(row: str, model: str) -> Entry:
+def paper_accuracy(row: str, model: str) -> Entry:
+    """The paper's accuracy of a row."""
     return paper_entry("cifar100", paper_row(row, "sgdm"), model=model)
 
 

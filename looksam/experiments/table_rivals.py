@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
 from looksam.experiments import medium_scale
+from looksam.experiments.claims import KEPT
 from looksam.experiments.engine.runs import Record, Run, Store
 from looksam.experiments.engine.search import HOW, SearchStudy, finished_records, search_stages
 from looksam.experiments.engine.statistics import (
@@ -17,22 +20,16 @@ from looksam.experiments.engine.timer import stored_ratios
 from looksam.experiments.experiment import Experiment, Findings, mean_entry, setting_entry, times_entry
 from looksam.experiments.medium_scale import MODELS, TIMINGS, Place
 from looksam.experiments.report.document import Entry, Figure, Series, Table, Value
-from looksam.experiments.sam_comparison import KEPT, numbers
+from looksam.experiments.sam_comparison import numbers
 from looksam.methods import label, parse_row
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.rule_settings import gradients_per_step
 from looksam.trainer.training import total_steps
 
 LONGER_ROWS = next(iter(medium_scale.studies().values())).longer_rows()
-# Beyond the base, against which every row is compared: LookSAM against what it should match or beat, and what costs
-# the same as LookSAM or SAM against it.
-PAIRS = (
-    *(("look_sam_5", other) for other in ("sam", "sam_5", "look_layer_sam", "msam", "base ×1.2")),
-    ("sam", "base ×2"),
-)
-
 Recipes = Mapping[str, Recipe]  # by row
 Scores = Mapping[str, Sequence[float]]  # by row: the accuracy of each seed
+Compared = Mapping[tuple[str, str], tuple[Difference, bool]]  # by pair of rows, with whether it is significant
 
 
 def stages(store: Store, seeds: int) -> Iterator[list[Run]]:
@@ -41,16 +38,19 @@ def stages(store: Store, seeds: int) -> Iterator[list[Run]]:
 
 def findings(store: Store, seeds: int) -> Findings:
     """The report; of runs that are not finished yet, it leaves out what depends on them."""
-    sentences, tables, figures = [], [], []
+    sentences, tables, figures, everything = [], [], [], {}
     for place, study in medium_scale.studies().items():
         recipes = study.reported(store)
         records = {row: finished_records(store, recipe, seeds) for row, recipe in recipes.items()}
-        title = f"{MODELS[place.model].label}, {place.labels}"
+        title = _title(place)
         sentences += answers(title, place, records, store, seeds)
         tables.append(_accuracy_table(title, place, recipes, records, store))
         tables.append(_selected_table(f"{title}: selected hyper-parameters", study, store))
         figures += _figure(title, place, recipes, records, store)
-    return Findings(sentences, tables, figures, notes(seeds))
+        everything[place] = {row: numbers(found, "test_accuracy") for row, found in records.items()}
+    complete = all(len(scores) == seeds for rows in everything.values() for scores in rows.values())
+    complete = complete and all(stored_ratios(store, timing) for timing in TIMINGS.values())
+    return Findings(sentences, tables, figures, notes(seeds), (), headline(everything, store) if complete else ())
 
 
 def _name(row: str, recipe: Recipe) -> str:
@@ -124,23 +124,62 @@ def answers(title: str, place: Place, records: Mapping[str, Sequence[Record]], s
     if finished < wanted:
         return [f"{title}: {finished} of {wanted} runs are finished."]
     scores = {row: numbers(found, "test_accuracy") for row, found in records.items()}
-    pairs = [*((row, "base") for row in scores if row != "base"), *PAIRS]
-    differences = {pair: difference(scores[pair[0]], scores[pair[1]]) for pair in pairs}
-    clear = significant(differences)
-    against = {
-        other: ", ".join(
-            f"{_words(row)} {differences[row, other].mean:+.2f}{'' if clear[row, other] else ' (not significant)'}"
-            for row, second in pairs
-            if second == other
-        )
-        for other in dict.fromkeys(other for _, other in pairs)
-    }
-    sentences = [f"{title}: against the base, {against.pop('base')}."]
-    sentences += [f"{title}: against {_words(other)}, {text}." for other, text in against.items()]
-    sentences.append(_kept(title, scores, differences["sam", "base"], clear["sam", "base"]))
+    compared = _compared(scores)
+    base = ", ".join(f"{_words(row)} {_gain(row, other, compared)}" for row, other in compared if other == "base")
+    sentences = [f"{title}: against the base, {base}."]
+    for row in ("look_sam_5", "sam"):
+        others = [f"{_words(other)} {_gain(row, other, compared)}" for own, other in compared if own == row]
+        sentences.append(f"{title}: {_words(row)} against {', '.join(others[1:])}.")  # without the base
+    sentences.append(_kept(title, scores, *compared["sam", "base"]))
     times = {row: _time(row, place, store) for row in scores}
-    known = {row: time for row, time in times.items() if time is not None}
-    return [*sentences, _cheapest(title, scores, known)] if len(known) == len(times) else sentences
+    return [*sentences, _cheapest(title, scores, place, store)] if None not in times.values() else sentences
+
+
+def _compared(scores: Scores) -> Compared:
+    """Every comparison that is made on one model and label-noise setting: with the base, and of LookSAM with all."""
+    rest = [row for row in scores if row != "base"]
+    pairs = [*((row, "base") for row in rest), *(("look_sam_5", row) for row in rest if row != "look_sam_5")]
+    pairs.append(("sam", "base ×2"))  # which costs the same
+    differences = {(row, other): difference(scores[row], scores[other]) for row, other in pairs}
+    clear = significant(differences)
+    return {pair: (found, clear[pair]) for pair, found in differences.items()}
+
+
+def headline(everything: Mapping[Place, Scores], store: Store) -> list[str]:
+    """Five sentences for people in a hurry: the gain on each model, clean labels, the cheapest, where LookSAM loses."""
+    compared = {place: _compared(scores) for place, scores in everything.items()}
+    noisy = [place for place in everything if medium_scale.LABEL_NOISE[place.labels]]
+    clean = [place for place in everything if place not in noisy]
+    sentences = [
+        f"{_title(place)}: SAM gains {_gain('sam', 'base', compared[place])} points over the tuned base; LookSAM-5 "
+        f"keeps {_share('look_sam_5', everything[place])} of that, SAM-5 {_share('sam_5', everything[place])}."
+        for place in noisy
+    ]
+    gains = [f"{_gain('sam', 'base', compared[place])} on the {MODELS[place.model].label}" for place in clean]
+    sentences.append(f"With clean labels SAM gains {' and '.join(gains)}.")
+    cheapest = [f"{_words(_cheapest_row(everything[place], place, store))} ({_title(place)})" for place in everything]
+    sentences.append(f"The cheapest within one standard error of the best: {', '.join(cheapest)}.")
+    ahead = [
+        f"{_words(row)} {-found.mean:+.2f} ({_title(place)})"
+        for place, pairs in compared.items()
+        for (look, row), (found, clear) in pairs.items()
+        if look == "look_sam_5" and row != "base" and clear and found.mean < 0
+    ]
+    lost = f"is behind {', '.join(ahead)}" if ahead else "is nowhere significantly behind a method it was compared with"
+    return [*sentences, f"LookSAM-5 {lost}."]
+
+
+def _title(place: Place) -> str:
+    return f"{MODELS[place.model].label}, {place.labels}"
+
+
+def _gain(row: str, other: str, pairs: Compared) -> str:
+    found, clear = pairs[row, other]
+    return f"{found.mean:+.2f}{'' if clear else ' (not significant)'}"
+
+
+def _share(row: str, scores: Scores) -> str:
+    return f"{100 * share_kept(scores['base'], scores['sam'], scores[row]):.0f} %"
 
 
 def _words(row: str) -> str:
@@ -150,23 +189,33 @@ def _words(row: str) -> str:
 def _kept(title: str, scores: Scores, gain: Difference, clear: bool) -> str:
     if not clear or gain.mean <= 0:
         return f"{title}: SAM has no clear gain here, so there is none to keep."
-    kept = {row: 100 * share_kept(scores["base"], scores["sam"], scores[row]) for row in ("look_sam_5", "sam_5")}
-    parts = [f"{label(row)} keeps {share:.0f} % of SAM's gain" for row, share in kept.items()]
-    verdict = "at least" if round(kept["look_sam_5"]) >= KEPT else "less than"
+    parts = [f"{label(row)} keeps {_share(row, scores)} of SAM's gain" for row in ("look_sam_5", "sam_5")]
+    kept = 100 * share_kept(scores["base"], scores["sam"], scores["look_sam_5"])
+    verdict = "at least" if round(kept) >= KEPT else "less than"
     return f"{title}: {' and '.join(parts)}; LookSAM-5 {verdict} our threshold of {KEPT} %."
 
 
-def _cheapest(title: str, scores: Scores, times: Mapping[str, float]) -> str:
-    """The cheapest method whose mean is within one standard error of the best."""
-    means = {row: float(mean_and_standard_error(values)[0]) for row, values in scores.items()}
-    best = max(means, key=lambda row: means[row])
-    error = float(mean_and_standard_error(scores[best])[1])
-    good = [row for row in scores if means[row] >= means[best] - error]
-    cheapest = min(good, key=lambda row: times[row])
+def _cheapest(title: str, scores: Scores, place: Place, store: Store) -> str:
+    best, mean, _ = _best(scores)
+    cheapest = _cheapest_row(scores, place, store)
     return (
-        f"{title}: {_words(best)} has the highest mean, {means[best]:.2f} %; the cheapest within one standard error of "
-        f"it is {_words(cheapest)}, at {times[cheapest]:.2f} times the training time of the base."
+        f"{title}: {_words(best)} has the highest mean, {mean:.2f} %; the cheapest within one standard error of it is "
+        f"{_words(cheapest)}, at {_time(cheapest, place, store):.2f} times the training time of the base."
     )
+
+
+def _best(scores: Scores) -> tuple[str, float, float]:
+    """The row with the highest mean, with that mean and its standard error."""
+    row = max(scores, key=lambda row: float(np.mean(scores[row])))
+    mean, error = mean_and_standard_error(scores[row])
+    return row, float(mean), float(error)
+
+
+def _cheapest_row(scores: Scores, place: Place, store: Store) -> str:
+    """The cheapest method whose mean is within one standard error of the best, where all are timed."""
+    _, mean, error = _best(scores)
+    good = [row for row in scores if np.mean(scores[row]) >= mean - error]
+    return min(good, key=lambda row: _time(row, place, store) or 0.0)
 
 
 def notes(seeds: int) -> list[str]:
@@ -187,7 +236,7 @@ def how_tuned(seeds: int) -> str:
         f"{images['train_limit']:,} training images of {images['classes']} classes of CIFAR-100 at "
         f"{images['image_size']}² pixels, no augmentation, {medium_scale.RESNET.epochs} epochs on the ResNet and "
         f"{medium_scale.VIT.epochs} on the ViT, {seeds} seeds; ± is one standard error. Each method is tuned on "
-        f"held-out images in runs of two thirds of the epochs: {HOW}"
+        f"held-out images, in runs of the same length: {HOW}"
     )
 
 

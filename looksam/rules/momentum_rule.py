@@ -129,6 +129,9 @@ class MomentumRule(Rule):
         v_norm = jnp.where(fits, v_norm, jnp.zeros_like(v_norm))
         return g, MomentumState(state.count + 1, pytree.zero_unless(fits, v), v_norm), info
 
+    def _plain(self, g: Vector, state: Any, dtype: DTypeLike) -> Any:
+        return self._step(g, state, False)
+
     def _acts(self, state: MomentumState, refresh: bool | None) -> Scalar:
         """Returns whether this step perturbs: as ``refresh`` says, or by the count."""
         return jnp.asarray(self.schedule.is_active(state.count) if refresh is None else refresh)

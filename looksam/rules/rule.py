@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from looksam.rules import pytree, steps, validation
 from looksam.rules.batching import Groups, group_count, group_gradients
@@ -80,6 +81,13 @@ class Rule:
     def refreshes(self, step: int) -> bool:
         """Returns the value of ``refresh`` for a step that the host counts from 0."""
         return bool(self.schedule.refreshes(validation.host_step(step)))
+
+    def is_active(self, step: int) -> bool:
+        """Returns whether a step, counted from 0 on the host, is between ``start`` and ``stop``.
+
+        On the others the base optimizer gets the plain gradient; ``plain`` is their step without what the rule carries.
+        """
+        return bool(self.schedule.is_active(validation.host_step(step)))
 
     def gradient(
         self, value_and_grad: ValueAndGrad, params: Vector, state: Any, *args: Any, refresh: bool | None = None
@@ -151,6 +159,18 @@ class Rule:
 
         return self._refresh_or_reuse(refresh_step, lambda: self._reuse(g, params, state), state, refresh)
 
+    def plain(self, g: Vector, params: Vector, state: Any) -> Step:
+        """Returns ``(grads, state, info)`` of a step outside the window, with ``g`` as it is.
+
+        A static step with ``refresh=False`` serves these steps too, but reads g_v, with a weight of 0. This one does
+        not: a third program, as fast as the base optimizer's, for loops that ask ``is_active`` on the host.
+        """
+        self._check(params, state, False)
+        if self.checks_refresh:
+            validation.check_inactive(self.schedule.is_active, state.count)
+        validation.check_gradient(params, g)
+        return self._plain(g, state, pytree.accumulator(params))
+
     def differentiable(self) -> "Rule":
         """Returns the rule with traced steps that have a reverse-mode derivative, for meta-gradients.
 
@@ -203,6 +223,9 @@ class Rule:
         dtype, weight = pytree.accumulator(params), self._reuse_weight
         if weight is not None and isinstance(state, LookSAMState):
             return steps.reuse_step(g, weight, state, dtype)
+        return self._plain(g, state, dtype)
+
+    def _plain(self, g: Vector, state: Any, dtype: DTypeLike) -> Step:
         return steps.plain_step(g, state, dtype)
 
     def _without_old_g_v(self, state: State) -> State:

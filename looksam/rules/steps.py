@@ -180,10 +180,13 @@ def _reuse_factor(g_squared: Scalar, weight: ReuseWeight, g_v_norm: Scalar, coun
 
 
 def plain_step(g: Vector, state: State, dtype: DTypeLike) -> Step:
-    """Returns g as it is."""
+    """Returns g as it is; a g_v that is kept counts as none from here on."""
     norm = jnp.sqrt(pytree.squared_norm(g, dtype))
     one, no = jnp.ones((), dtype), jnp.zeros((), bool)
-    return g, SAMState(state.count + 1), StepInfo(norm, norm, 0 * one, one, refreshed=no, fell_back=no)
+    state = state._replace(count=state.count + 1)
+    if isinstance(state, LookSAMState):
+        state = state._replace(g_v_norm=jnp.zeros_like(state.g_v_norm))
+    return g, state, StepInfo(norm, norm, 0 * one, one, refreshed=no, fell_back=no)
 
 
 # --- decided on the device ----------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def no_groups(groups: Any) -> None:
 def host_step(step: Any) -> int:
     """Returns a step count >= 0 on the host."""
     if isinstance(step, jax.core.Tracer):
-        raise TypeError("refreshes(step) runs on the host, and step is traced; pass a Python int, or refresh=None.")
+        raise TypeError("refreshes and is_active run on the host, and step is traced; pass a Python int.")
     index: int = operator.index(step)
     if index < 0:
         raise ValueError(f"step={index} is negative; count steps from 0.")
@@ -140,12 +140,21 @@ def check_step(params: Vector, state: Any, state_type: type, refresh: Any) -> No
 
 
 def check_refresh(refresh: bool, refreshes: Callable[[Any], Any], count: Any) -> None:
-    """Raises if ``refresh`` differs from what is due by the count; from within a traced program, by a host callback."""
-    check = functools.partial(_compare_refresh, refresh)
+    """Raises if ``refresh`` differs from what is due by the count."""
+    _on_host(functools.partial(_compare_refresh, refresh), refreshes(count), count)
+
+
+def check_inactive(is_active: Callable[[Any], Any], count: Any) -> None:
+    """Raises if a step that is taken as plain is inside the window by the count."""
+    _on_host(_compare_inactive, is_active(count), count)
+
+
+def _on_host(check: Callable[[Any, Any], None], due: Any, count: Any) -> None:
+    """Runs a check; from within a traced program, by a host callback."""
     if isinstance(count, jax.core.Tracer):
-        jax.debug.callback(check, refreshes(count), count)
+        jax.debug.callback(check, due, count)
     else:
-        check(refreshes(count), count)
+        check(due, count)
 
 
 def _compare_refresh(refresh: bool, due: Any, count: Any) -> None:
@@ -154,6 +163,14 @@ def _compare_refresh(refresh: bool, due: Any, count: Any) -> None:
             f"refresh={refresh} on step {int(count)}, by the count in state, and that step "
             f"{'refreshes' if due else 'does not refresh'}; pass refresh=rule.refreshes(i) with i = {int(count)} here, "
             "and restore i and state together."
+        )
+
+
+def _compare_inactive(active: Any, count: Any) -> None:
+    if bool(active):
+        raise ValueError(
+            f"plain on step {int(count)}, by the count in state, and the rule acts on that step; take plain steps only "
+            "where rule.is_active(i) is False, and restore i and state together."
         )
 
 

@@ -1,9 +1,10 @@
 """The types of a recipe's settings: text to value, a type in words, and the checks that all settings share."""
 
 import contextlib
+import functools
 import math
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, Union, get_args, get_origin
 
 from looksam.arguments import did_you_mean
@@ -51,17 +52,21 @@ def describe(wanted: Any) -> str:
 
 def fits(value: Any, wanted: Any) -> bool:
     """Whether a value has the type ``wanted``. An int is a float too, but a bool is neither."""
+    return _test_of(wanted)(value)
+
+
+@functools.cache  # a search over settings creates recipes by the thousand
+def _test_of(wanted: Any) -> Callable[[Any], bool]:
+    options = get_args(wanted)
     if _is_union(wanted):
-        return any(fits(value, option) for option in get_args(wanted))
+        tests = [_test_of(option) for option in options]
+        return lambda value: any(test(value) for test in tests)
     if get_origin(wanted) is Literal:
-        return value in get_args(wanted)
-    if wanted is type(None):
-        return value is None
-    if wanted is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if wanted is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, wanted)
+        return lambda value: value in options
+    if wanted in (int, float):
+        kinds = (int, float) if wanted is float else int
+        return lambda value: isinstance(value, kinds) and not isinstance(value, bool)
+    return lambda value: isinstance(value, wanted)
 
 
 def _is_union(wanted: Any) -> bool:

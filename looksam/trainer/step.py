@@ -6,7 +6,7 @@ parameters. ``training.py`` compiles the two functions; a sweep maps them over m
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,9 @@ from looksam.trainer.parallel import BatchSplit, Gradient, Layout, Loss, SingleD
 from looksam.trainer.recipe import Recipe
 
 Metrics = dict[str, jax.Array]
+# What a step does, known when it is traced: whether the rule takes its second gradient; None where it does not act, or
+# there is none; "traced" where the rule decides on the device.
+Refresh = bool | Literal["traced"] | None
 
 
 class TrainState(NamedTuple):
@@ -133,7 +136,7 @@ class TrainStep(Protocol):
         state: TrainState,
         images: jax.Array,
         labels: jax.Array,
-        refresh: bool | None,
+        refresh: Refresh,
         log: bool | jax.Array = True,
     ) -> tuple[TrainState, Metrics]: ...
 
@@ -148,7 +151,7 @@ def make_train_step(
 ) -> TrainStep:
     """Returns ``train_step(state, images, labels, refresh, log=True) -> (state, metrics)``.
 
-    ``refresh`` is static: whether the rule takes its second gradient on this step, or None for the base optimizer.
+    ``refresh`` is static, see ``Refresh``; ``refresh_of`` gives it.
 
     The metrics are ``loss`` and ``accuracy`` of the clean pass (of the only one for a rule that takes one gradient, at
     w + ε), and the fields of the rule's ``StepInfo`` (``g_v_norm`` only for rules that keep g_v) or, for the base
@@ -165,7 +168,7 @@ def make_train_step(
         state: TrainState,
         images: jax.Array,
         labels: jax.Array,
-        refresh: bool | None,
+        refresh: Refresh,
         log: bool | jax.Array = True,
     ) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
@@ -184,26 +187,32 @@ def make_train_step(
     return train_step
 
 
+def refresh_of(rule: Rule | None, step: int) -> bool | None:
+    """What a step does, by its number: which program it runs."""
+    return rule.refreshes(step) if rule and rule.is_active(step) else None
+
+
 def _choose_gradient(
     gradient: Gradient,
     rule: Rule | None,
     state: TrainState,
     batch: tuple[Any, ...],
-    refresh: bool | None,
+    refresh: Refresh,
     log: bool | jax.Array,
 ) -> tuple[Any, Any, Any, Metrics]:
     """The value of the first pass, the gradient for the optimizer, the new state of the rule, and further metrics."""
-    if rule is None:
-        value, g = gradient(state.params, *batch)
-        return value, g, (), _if_logged(log, lambda: {"grad_norm": optax.tree.norm(g)})
-    if refresh is not False:
+    if rule and refresh in (True, "traced"):
         value, grads, rule_state, info = gradient.with_rule(
-            rule, state.params, state.rule_state, *batch, refresh=refresh
+            rule, state.params, state.rule_state, *batch, refresh=None if refresh == "traced" else True
         )
         return value, grads, rule_state, _metrics(info, rule_state)
     value, g = gradient(state.params, *batch)
+    if rule is None:
+        return value, g, (), _if_logged(log, lambda: {"grad_norm": optax.tree.norm(g)})
 
     def transform() -> tuple[Any, Any, StepInfo]:
+        if refresh is None:
+            return rule.plain(g, state.params, state.rule_state)
         return rule.transform(g, _no_second_gradient, state.params, state.rule_state, refresh=False)
 
     grads, rule_state, _ = transform()

@@ -30,7 +30,15 @@ from looksam.trainer.optimizers import make_optimizer, make_rule
 from looksam.trainer.parallel import BatchSplit, Layout, MeshLayout, make_layout
 from looksam.trainer.parameter_paths import check_paths
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.step import Metrics, TrainState, init_state, make_eval_step, make_train_step
+from looksam.trainer.step import (
+    Metrics,
+    Refresh,
+    TrainState,
+    init_state,
+    make_eval_step,
+    make_train_step,
+    refresh_of,
+)
 
 
 class Training:
@@ -72,7 +80,8 @@ class Programs:
     - ``init(seed)`` returns the state at step 0, created on the devices where it lives.
     - ``step(state, refresh, *arguments, log=False)`` returns the next state and the metrics. The state is donated, and
       the new one has the same shardings, so that a step compiles once per value of ``refresh``: the host knows which
-      steps refresh, and the program of the others contains a single gradient.
+      steps refresh, and the programs of the others contain a single gradient. Outside a rule's window nothing is left
+      of it but its count.
     - ``evaluate(params, stats, *batch)`` returns the sums of ``make_eval_step``.
 
     Args:
@@ -99,7 +108,7 @@ class Programs:
             return init_state(jax.random.key(seed), model, self.rule, tx, recipe.freeze)
 
         def step(
-            state: TrainState, refresh: bool | None, *arguments: jax.Array, log: bool | jax.Array = False
+            state: TrainState, refresh: Refresh, *arguments: jax.Array, log: bool | jax.Array = False
         ) -> tuple[TrainState, Metrics]:
             return train_step(state, *to_batch(*arguments), refresh, log)
 
@@ -112,8 +121,8 @@ class Programs:
         self.evaluate = jax.jit(make_eval_step(dataset, model, layout), out_shardings=layout.replicated)
 
     def refreshes(self, step: int) -> bool | None:
-        """Whether this step takes the second gradient; None for the base optimizer."""
-        return self.rule.refreshes(step) if self.rule else None
+        """Whether this step takes the second gradient; None where no rule acts on it."""
+        return refresh_of(self.rule, step)
 
 
 def make_model(recipe: Recipe, dataset: Dataset) -> Model:

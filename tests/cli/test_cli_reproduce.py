@@ -51,7 +51,7 @@ def test_names_are_those_of_the_experiments():
         (["vit", "--scale", "full", "--mesh", "rows=2"], "--mesh 'rows=2' is not understood; pass e.g. data=8"),
         (["vit", "--scale", "huge"], "invalid choice"),
         (["rivals"], "experiment 'rivals' is not at small scale; pass --scale medium"),
-        (["vit", "--scale", "medium"], "experiment 'vit' is not at medium scale; leave out --scale medium"),
+        (["drift", "--scale", "medium"], "experiment 'drift' is not at medium scale; leave out --scale medium"),
         (["rivals", "--all", "--scale", "medium"], "name experiments, or pass --all; there are rivals"),
     ],
 )

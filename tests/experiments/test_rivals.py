@@ -8,28 +8,31 @@ from synthetic_runs import SEEDS, filled, lines_of
 from looksam.experiments import MEDIUM_EXPERIMENTS, medium_scale
 from looksam.experiments.engine.pool import missing
 from looksam.experiments.engine.runs import Store
+from looksam.experiments.overview import overview
+from looksam.experiments.report.page import page
 from looksam.experiments.report.text import section_markdown
-from looksam.experiments.reproduction import SCALES, sourced_section, summary
+from looksam.experiments.reproduction import SCALES, complete_sections, sourced_section, summary
 
 RIVALS, LARGE_BATCH = MEDIUM_EXPERIMENTS["rivals"], MEDIUM_EXPERIMENTS["large-batch"]
-GAINS = {"sam": 8.0, "sam_k": 2.0, "look_sam": 7.0, "look_layer_sam": 6.0, "msam": 1.0, "asam": 8.5, "gsam": 8.0}
+GAINS = {"sam": 8.0, "sam_k": 2.0, "look_sam": 7.2, "look_layer_sam": 6.0, "msam": 1.0, "asam": 8.5, "gsam": 8.0}
 RATES = {"sgdm": 0.4, "adamw": 0.001, "lamb": 0.03}
+ALPHAS = {"sgdm": 0.1, "adamw": 0.15, "lamb": 0.15}
 DECAYS = {"sgdm": 1e-3, "adamw": 0.05, "lamb": 0.1}
 JITTER = {0: -0.2, 1: 0.1, 2: 0.1}
 
 
 class RivalWorld:
-    """Rules gain what GAINS says, a quarter of it where they start late; all are best at ρ = 0.8 and α = 0.1."""
+    """Rules gain what GAINS says, a quarter of it where they start late; all are best at ρ = 0.8."""
 
     def level(self, recipe):
         late = 0.25 if recipe.start else 1.0
-        return 60 - 50 * recipe.label_noise + late * GAINS.get(recipe.method, 0.0) + (recipe.epochs in (48, 72))
+        return 60 - 50 * recipe.label_noise + late * GAINS.get(recipe.method, 0.0) + (recipe.epochs in (48, 60))
 
     def record(self, run):
         recipe = run.recipe
         peaks = {"learning_rate": RATES[recipe.optimizer], "weight_decay": DECAYS[recipe.optimizer]}
         peaks |= {"rho": 0.8} if recipe.method != "base" else {}
-        peaks |= {"alpha": 0.1} if recipe.method in ("look_sam", "look_layer_sam", "gsam") else {}
+        peaks |= {"alpha": ALPHAS[recipe.optimizer]} if recipe.method in ("look_sam", "look_layer_sam", "gsam") else {}
         end = self.level(recipe) - sum(abs(math.log2(getattr(recipe, name) / best)) for name, best in peaks.items())
         end += JITTER.get(recipe.seed, 0.0)
         record = {"validation_accuracy": [end - 9 + i for i in range(10)], "train_loss": [1.0] * 10, "seconds": 1.0}
@@ -93,11 +96,64 @@ def test_the_table_has_accuracies_and_costs(stored):
 
 def test_the_answers_say_what_is_kept_and_what_is_cheapest(stored):
     answers = [text for text in RIVALS.section(stored[0], SEEDS).answers if text.startswith("ResNet-8, SGD-M, 40")]
-    assert any("LookSAM-5 keeps 8" in text and "SAM-5 keeps 2" in text for text in answers)
+    assert any("LookSAM-5 keeps 90 %" in text and "SAM-5 keeps 2" in text for text in answers)
     assert any(
         "ASAM has the highest mean" in text and "times the training time of the base" in text for text in answers
     )
-    assert any("against the base trained 1.2 times as long, LookSAM-5 +7" in text for text in answers)
+    assert any("LookSAM-5 against the base trained 1.2 times as long +7.20, the base" in text for text in answers)
+    assert answers[2] == "ResNet-8, SGD-M, 40 % random labels: SAM against the base trained 2 times as long +7.00."
+
+
+def test_the_headline_is_five_sentences(stored):
+    headline = RIVALS.section(stored[0], SEEDS).headline
+    assert len(headline) == 5
+    assert headline[0].startswith("ResNet-8, SGD-M, 40 % random labels: SAM gains +8.00 points over the tuned base")
+    assert "LookSAM-5 keeps 90 % of that, SAM-5 25 %" in headline[0] and headline[1].startswith("Small ViT, AdamW, 40")
+    assert "With clean labels SAM gains +8.00 on the ResNet-8" in headline[2]
+    assert "standard error of the best: ASAM (ResNet-8, SGD-M, 40 % random labels)" in headline[3]
+    assert headline[4].startswith("LookSAM-5 is behind SAM +0.80 (ResNet-8, SGD-M, 40 % random labels), ASAM +0.98")
+
+
+def test_without_times_there_is_no_headline(stored, tmp_path):
+    store = Store(tmp_path)
+    for path in stored[0].folder.glob("t*-*.json"):
+        if not path.name.startswith("timing"):
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert RIVALS.section(store, SEEDS).headline == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "paper"), [("cifar100", "SGD-M", ("ResNet-50", 81.4)), ("vit", "AdamW", ("ViT-S-32", 68.1))]
+)
+def test_the_rows_of_the_paper_are_runs_of_the_rivals(stored, name, method, paper):
+    experiment = MEDIUM_EXPERIMENTS[name]
+    rivals = {run for stage in RIVALS.stages(stored[0], SEEDS) for run in stage}
+    assert {run for stage in experiment.stages(stored[0], SEEDS) for run in stage} < rivals
+    section = experiment.section(stored[0], SEEDS)
+    lines = lines_of(section.tables[0])
+    assert list(lines) == [method, "SAM", "SAM-5", "LookSAM-5"]
+    assert lines[method][f"paper: {paper[0]}"].value == paper[1]
+    assert lines["SAM"]["40 % random labels, test %"].value == pytest.approx(48.0, abs=0.5)
+    assert [(claim.verdict, claim.evidence) for claim in section.claims] == [
+        ("holds", "40 % random labels: 90 % of +8.00; clean labels: 90 % of +8.00"),
+        ("holds", "40 % random labels: +5.20; clean labels: +5.20"),
+        ("holds", "LookSAM-5 1.30×, SAM 1.10×"),
+    ]
+
+
+def test_the_summary_has_the_headline_a_picture_and_links(stored, tmp_path):
+    folder = tmp_path / "medium" / "runs"
+    folder.parent.mkdir()
+    folder.symlink_to(stored[0].folder)
+    sections = complete_sections(tmp_path, SEEDS)
+    assert [section.name for section in sections] == [f"medium-{name}" for name in MEDIUM_EXPERIMENTS]
+    section = overview(sections)
+    assert len(section.answers) == 5 and [figure.name for figure in section.figures] == ["rivals-resnet-noise"]
+    (table,) = section.tables
+    assert [row[1] for row in table.rows] == ["holds"] * 6
+    text = section_markdown(section)
+    assert "| [medium-cifar100](#accuracy-on-cifar-100-at-medium-scale) |" in text
+    assert '<a href="#medium-vit">medium-vit</a>' in page([section, *sections], "t")
 
 
 def test_large_batches(stored):

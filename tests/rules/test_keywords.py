@@ -70,6 +70,44 @@ def test_outside_its_window_a_rule_takes_one_gradient_and_is_the_base_optimizer(
         params = jax.tree.map(lambda w, g: w - 0.05 * g, params, grads)
 
 
+@every_rule
+def test_a_plain_step_is_the_step_outside_the_window(name):
+    """To the bit, with the state that follows; and it reads nothing that the rule keeps."""
+    problem, start, stop = make_problem(), 2, 4
+    rule, value_and_grad = build(name, start=start, stop=stop), jax.value_and_grad(problem.loss)
+    state, g = rule.init(problem.params), jax.grad(problem.loss)(problem.params)
+    for i in range(stop + 2):
+        expected = rule.gradient(value_and_grad, problem.params, state, refresh=rule.refreshes(i))[1:]
+        assert rule.is_active(i) == (start <= i < stop)
+        if not rule.is_active(i):
+            trees_equal(rule.plain(g, problem.params, state), expected)
+        state = expected[1]
+    kept = [leaf for leaf in jax.tree.leaves(state) if leaf.ndim]
+    program = jax.make_jaxpr(rule.plain)(g, problem.params, state).jaxpr
+    read = {id(variable) for equation in program.eqns for variable in equation.invars}
+    vectors = [variable for variable in program.invars[-len(jax.tree.leaves(state)) :] if variable.aval.ndim]
+    assert len(vectors) == len(kept) and not any(id(variable) in read for variable in vectors)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_checked_rule_refuses_a_plain_step_on_which_it_acts(traced):
+    rule = looksam.look_sam(0.1, k=3, start=1).checked()
+    plain = jax.jit(rule.plain) if traced else rule.plain
+    params = jnp.ones(3)
+    _, state, _ = plain(params, params, rule.init(params))
+    error = jax.errors.JaxRuntimeError if traced else ValueError
+    with pytest.raises(error, match="plain on step 1.*acts on that step"):
+        jax.block_until_ready(plain(params, params, state))
+
+
+def test_a_plain_step_checks_its_arguments():
+    rule, params = looksam.look_sam(0.1, k=3, start=1), jnp.ones(3)
+    with pytest.raises(TypeError, match="state is a SAMState"):
+        rule.plain(params, params, looksam.sam(0.1).init(params))
+    with pytest.raises(TypeError, match="is_active run on the host"):
+        jax.jit(rule.is_active)(1)
+
+
 def test_refreshes_of_a_window_are_counted_from_its_start():
     rule = looksam.look_sam(0.1, k=3, start=4, stop=9)
     assert [step for step in range(20) if rule.refreshes(step)] == [4, 7]

@@ -19,7 +19,7 @@ from looksam.trainer.data import Dataset, Images, epoch_batches
 from looksam.trainer.optimizers import make_optimizer, make_rule
 from looksam.trainer.parameter_paths import check_paths
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.step import TrainState, init_state, make_eval_loss, make_eval_step, make_train_step
+from looksam.trainer.step import TrainState, init_state, make_eval_loss, make_eval_step, make_train_step, refresh_of
 from looksam.trainer.training import make_model
 
 SHARPNESS_RHO = 0.05  # one radius for all methods, so that the numbers compare
@@ -131,10 +131,10 @@ class Runner:
 
     def step(self, i: int) -> jax.Array:
         """Step i of every run; returns the training losses."""
-        return self.take(i, self.rule.refreshes(i) if self.rule else None)
+        return self.take(i, refresh_of(self.rule, i))
 
     def take(self, i: int, refresh: bool | None) -> jax.Array:
-        """Takes a step on the batch of step i, with the second gradient or without; None for the base optimizer."""
+        """Takes a step on the batch of step i, with the second gradient or without; None where no rule acts."""
         epoch, position = divmod(i, self.steps_per_epoch)
         if epoch != self._epoch:
             size, batch = len(self.dataset.train), self.recipe.batch_size

@@ -14,6 +14,7 @@ from looksam.experiments.engine.runs import Store
 from looksam.trainer.optimizers import make_rule
 from looksam.trainer.plan import relative_flops
 from looksam.trainer.recipe import Recipe
+from looksam.trainer.step import refresh_of
 from looksam.trainer.training import total_steps
 
 STEPS = 20  # per turn, at least
@@ -47,7 +48,7 @@ def steps_of_runner(runner: Runner) -> Steps:
     def run(count: int) -> None:
         nonlocal step
         for _ in range(count):
-            runner.take(step, rule.refreshes(step % length) if rule else None)
+            runner.take(step, refresh_of(rule, step % length))
             step += 1
         jax.block_until_ready(runner.state)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,27 @@ class Value:
     unit: str = ""
 
 
-Entry = str | Value | None  # None: there is no such number
+@dataclass(frozen=True)
+class Link:
+    """An entry of a table that leads to another section of the document, by its name and its title."""
+
+    text: str
+    section: str
+    title: str
+
+
+Entry = str | Value | Link | None  # None: there is no such number
+
+
+Verdict = Literal["holds", "does not hold", "not tested here"]
+
+
+class Claim(NamedTuple):
+    """A claim of the paper, and whether it holds in what was measured."""
+
+    text: str
+    verdict: Verdict
+    evidence: str  # the numbers, in a few words
 
 
 @dataclass(frozen=True)
@@ -103,3 +123,5 @@ class Section:
     figures: Sequence[Figure | Heatmap] = ()
     notes: Sequence[str] = ()  # the setting, how significance is tested, what differs from the paper
     source: dict[str, Any] = field(default_factory=dict)  # scale, seeds, commit, versions
+    claims: Sequence[Claim] = ()  # of the paper, for the summary of all sections
+    headline: Sequence[str] = ()  # sentences for that summary

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from looksam.experiments.report.document import Entry, Figure, Heatmap, Section, Table, Value
+from looksam.experiments.report.document import Entry, Figure, Heatmap, Link, Section, Table, Value
 from looksam.experiments.report.figures import SETTINGS, Plot, line_settings, plot, shortened
 from looksam.experiments.report.plot_data import PlottedSeries, heatmap_values, number_text, plotted_series, style
 from looksam.experiments.report.text import entry_text, left_columns, source_text
@@ -99,22 +99,23 @@ def _columns(table: Table) -> list[tuple[str, str]]:
     return [(name, side + paper) for name, side, paper in zip(table.columns, sides, papers, strict=True)]
 
 
-def _rows(table: Table) -> list[list[tuple[str, str, float | None]]]:
-    """For each entry its text, its CSS classes, and the number by which it sorts."""
+def _rows(table: Table) -> list[list[tuple[str, str, float | None, str | None]]]:
+    """For each entry its text, its CSS classes, the number by which it sorts, and the section that it leads to."""
     kinds = [kind for _, kind in _columns(table)]
     return [[_cell(entry, kind) for entry, kind in zip(row, kinds, strict=True)] for row in table.rows]
 
 
-def _cell(entry: Entry, kind: str) -> tuple[str, str, float | None]:
+def _cell(entry: Entry, kind: str) -> tuple[str, str, float | None, str | None]:
     text = entry_text(entry)
     shown = text.replace("-", "−") if isinstance(entry, Value) else text
-    return shown, kind + " long" * (len(text) > LONG), _number(entry)
+    section = entry.section if isinstance(entry, Link) else None
+    return shown, kind + " long" * (len(text) > LONG), _number(entry), section
 
 
 def _number(entry: Entry) -> float | None:
     """The number by which the entry sorts; a string that is a number is one."""
     try:
-        number = float(entry.value if isinstance(entry, Value) else (entry or "").replace(",", ""))
+        number = float(entry.value if isinstance(entry, Value) else entry_text(entry).replace(",", ""))
     except ValueError:
         return None
     return number if math.isfinite(number) else None

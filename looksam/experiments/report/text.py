@@ -6,11 +6,12 @@ them, whatever the width of the terminal.
 
 import csv
 import io
+import re
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from looksam.experiments.report.document import Entry, Section, Table, Value
+from looksam.experiments.report.document import Entry, Link, Section, Table, Value
 
 NOTHING = "–"
 LINE_WIDTH = 100  # of sentences in the terminal
@@ -26,6 +27,8 @@ def entry_text(entry: Entry) -> str:
     >>> entry_text(None)
     '–'
     """
+    if isinstance(entry, Link):
+        return entry.text
     if not isinstance(entry, Value):
         return NOTHING if entry is None else entry
     number = f"{entry.value:z.{entry.digits}f}"  # z: no minus before a zero
@@ -69,7 +72,8 @@ def table_text(table: Table) -> str:
 
 def table_markdown(table: Table) -> str:
     """The table for a Markdown document, with its title."""
-    return f"**{table.title}**\n\n{lines_markdown(cells(table), left_columns(table))}"
+    rows = [[_linked(entry) for entry in row] for row in table.rows]
+    return f"**{table.title}**\n\n{lines_markdown([table.columns, *rows], left_columns(table))}"
 
 
 def table_csv(table: Table) -> str:
@@ -122,7 +126,20 @@ def left_columns(table: Table) -> set[int]:
 
 
 def _words(column: Sequence[Entry]) -> bool:
-    return any(isinstance(entry, str) and any(map(str.isalpha, entry)) for entry in column)
+    return any(isinstance(entry, str | Link) and any(map(str.isalpha, entry_text(entry))) for entry in column)
+
+
+def _linked(entry: Entry) -> str:
+    return f"[{entry.text}](#{address(entry.title)})" if isinstance(entry, Link) else entry_text(entry)
+
+
+def address(title: str) -> str:
+    """The address that Markdown gives to the section of this title.
+
+    >>> address("Accuracy on CIFAR-100, at 16²")
+    'accuracy-on-cifar-100-at-16²'
+    """
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
 def _csv_column(name: str, column: Sequence[Entry]) -> list[list[Any]]:
@@ -130,7 +147,7 @@ def _csv_column(name: str, column: Sequence[Entry]) -> list[list[Any]]:
     values = [entry for entry in column if isinstance(entry, Value)]
     units = {value.unit.strip() for value in values} - {""}
     title = f"{name} [{units.pop()}]" if len(units) == 1 else name
-    parts = [[title, *(float(entry.value) if isinstance(entry, Value) else entry for entry in column)]]
+    parts = [[title, *(float(e.value) if isinstance(e, Value) else e and entry_text(e) for e in column)]]
     if any(value.error is not None for value in values):
         errors = [float(e.error) if isinstance(e, Value) and e.error is not None else None for e in column]
         parts.append([f"{name}, standard error", *errors])

@@ -116,8 +116,8 @@ def active_steps(recipe: Recipe, active: float) -> list[str]:
         return []
     stop = "" if recipe.stop is None else f", stop={recipe.stop}"
     return [
-        f"With start={recipe.start}{stop}, {recipe.method} acts on {active:.1%} of the steps; the others run the reuse "
-        f"program, which then reuses nothing."
+        f"With start={recipe.start}{stop}, {recipe.method} acts on {active:.1%} of the steps; the others run the base "
+        f"program."
     ]
 
 

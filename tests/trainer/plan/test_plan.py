@@ -99,9 +99,12 @@ def test_which_programs_a_method_runs(method, k, shares):
     ("method", "shares"),
     [
         ("base", {"base": {"base": 1}}),
-        ("sam", {"base": {"base": 1}, "sam": {"refresh": 0.2, "reuse": 0.8}}),
-        ("look_sam", {"base": {"base": 1}, "sam": {"refresh": 1}, "look_sam": {"refresh": 0.04, "reuse": 0.96}}),
-        ("msam", {"base": {"base": 1}, "msam": {"refresh": 0.2, "reuse": 0.8}}),
+        ("sam", {"base": {"base": 1}, "sam": {"base": 0.8, "refresh": 0.2}}),
+        (
+            "look_sam",
+            {"base": {"base": 1}, "sam": {"refresh": 1}, "look_sam": {"base": 0.8, "refresh": 0.04, "reuse": 0.16}},
+        ),
+        ("msam", {"base": {"base": 1}, "msam": {"base": 0.8, "refresh": 0.2}}),
     ],
 )
 def test_a_late_method_runs_its_programs_on_a_share_of_the_steps(method, shares):
