@@ -6,7 +6,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 .PHONY: demo test quick lint docs release oldest clean
 
 demo: .venv/train
-	$(BIN)/looksam compare
+	$(BIN)/looksam compare --dtype float64
 
 test: .venv/dev lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal

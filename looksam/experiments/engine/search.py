@@ -82,7 +82,7 @@ class SearchStudy:
         if start is None:
             return []
         points = self._trace(store, row, start).points
-        return [run for point in points for run in self._runs(store, row, _settings_at(start, point))]
+        return [run for point in points for run in self._runs(store, row, settings_at(start, point))]
 
     def is_tuned(self, store: Store, row: str) -> bool:
         """Whether the row's search is complete."""
@@ -96,13 +96,13 @@ class SearchStudy:
             return []
         trace = self._trace(store, row, start)
         points = [trace.best, *(point for point in trace.points if point != trace.best)]
-        scored = [(_settings_at(start, point), self._score(store, row, start, point)) for point in points]
+        scored = [(settings_at(start, point), self._score(store, row, start, point)) for point in points]
         return [(settings, score) for settings, score in scored if score is not None]
 
     def tuned(self, store: Store, row: str, **changes: Any) -> Recipe:
         """The recipe of a row at its selected settings, or the best ones so far; then changed."""
         start = self._start(store, row)
-        settings = self.starts[row] if start is None else _settings_at(start, self._trace(store, row, start).best)
+        settings = self.starts[row] if start is None else settings_at(start, self._trace(store, row, start).best)
         return self._shared(store, row).replace(**settings_of(row), **settings).replace(**changes)
 
     def reported(self, store: Store) -> dict[str, Recipe]:
@@ -140,7 +140,7 @@ class SearchStudy:
 
     def _score(self, store: Store, row: str, start: Settings, point: Point) -> float | None:
         """The mean held-out accuracy at the end of a point's tuning runs, None while one is missing."""
-        records = [store.get(run) for run in self._runs(store, row, _settings_at(start, point))]
+        records = [store.get(run) for run in self._runs(store, row, settings_at(start, point))]
         ends = [record["validation_accuracy"][-1] for record in records if record]
         return mean_scores([ends])[0] if len(ends) == len(records) else None
 
@@ -149,7 +149,7 @@ class SearchStudy:
         return [Run("tune", recipe.replace(seed=seed)) for seed in SEEDS]
 
 
-def _settings_at(start: Settings, point: Point) -> Settings:
+def settings_at(start: Settings, point: Point) -> Settings:
     """The settings at a point: four digits, so that a value reached in two ways is the same."""
     return {
         name: float(f"{value * 2 ** (power / 2):.4g}")

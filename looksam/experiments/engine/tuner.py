@@ -106,17 +106,6 @@ def starting_settings(recipe: Recipe, method: str, sam_rho: float) -> Settings:
     return own | {"rho": sam_rho * described.radius} | middle
 
 
-def grid_around(recipe: Recipe, method: str, sam_rho: float) -> list[Settings]:
-    """Eight settings, for methods without a grid of their own: equal effort for each.
-
-    A method with an α gets fewer values of ρ: accuracy depends more on α.
-    """
-    own, rho, strengths = own_settings(recipe, method), sam_rho * METHODS[method].radius, METHODS[method].strengths
-    if strengths:
-        return [own | {"rho": rho * f, "alpha": alpha} for f in (0.7, 1.4) for alpha in strengths]
-    return [own | {"rho": rho * f} for f in (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4)]
-
-
 def tuning_stages(studies: Iterable[Study], store: Store, methods: Sequence[str]) -> Iterator[list[Run]]:
     """The tuning runs of several studies, stage by stage together."""
     for parts in zip(*(study.stages(store, methods) for study in studies), strict=True):
