@@ -6,14 +6,14 @@ PIP := -m pip install --quiet --disable-pip-version-check
 .PHONY: demo test quick lint docs release oldest clean
 
 demo: .venv/train
-	$(BIN)/looksam compare
+	$(BIN)/looksam compare --dtype float64
 
 test: .venv/dev lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # One to two minutes: lint, types, the architecture, and every rule against the float64 reference.
 quick: .venv/dev lint
-	$(BIN)/python -m pytest -n 2 -q tests/test_architecture.py tests/test_package.py tests/rules/test_oracle.py \
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q tests/test_architecture.py tests/test_package.py tests/rules/test_oracle.py \
 		tests/rules/test_conformance.py tests/torch/test_torch_oracle.py -k "not sharded"
 
 lint: .venv/dev
@@ -33,7 +33,7 @@ release: .venv/dev
 oldest: pyproject.toml constraints-oldest.txt
 	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python $(PIP) -c constraints-oldest.txt -e '.[dev]'
-	.venv-oldest/bin/python -m pytest -n 2
+	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -82,10 +82,18 @@ def test_versions_are_pinned_without_hosts():
 
 
 def test_the_selected_digits_settings_are_the_best_of_the_stored_tuning():
-    from looksam.trainer.recipes.small import DIGITS_GRIDS, DIGITS_SELECTED
+    from looksam.trainer.recipes.small import DIGITS_SELECTED
 
     for name, tuning in json.loads((ROOT / "results/digits/tuning.json").read_text()).items():
+        assert set(tuning["methods"]) == set(DIGITS_SELECTED[name])
         for method, outcome in tuning["methods"].items():
-            assert outcome["grid"] == DIGITS_GRIDS[method]
+            selected, grid = outcome["selected"], outcome["grid"]
             means = [sum(scores) / len(scores) for scores in outcome["accuracy"]]
-            assert DIGITS_SELECTED[name][method] == outcome["selected"] == DIGITS_GRIDS[method][means.index(max(means))]
+            assert DIGITS_SELECTED[name][method] == selected == grid[means.index(max(means))]
+            for setting in {
+                "learning_rate",
+                "rho",
+                "alpha",
+            } & selected.keys():  # inside what was tried, by factors of 2
+                near = [tried[setting] / selected[setting] for tried in grid]
+                assert any(0.4 < ratio < 1 for ratio in near) and any(1 < ratio < 2.5 for ratio in near)

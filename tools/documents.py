@@ -169,7 +169,7 @@ def tables() -> dict[str, str]:
         THROUGHPUT: _benchmark(THROUGHPUT, throughput_table),
         **{_picture(source): _benchmark(source, functools.partial(_shown, _picture(source))) for source in PICTURED},
         "results/vit/table-1.csv": both_models(),
-        **{f"results/{name}/report.md": experiment(name) for name in EXPERIMENT_NAMES},
+        **{f"results/{name}/report.md": experiment(name) for name in ("summary", *EXPERIMENT_NAMES)},
     }
 
 

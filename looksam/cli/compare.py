@@ -7,7 +7,7 @@ import json
 import pathlib
 from collections.abc import Iterator
 
-from looksam.cli.environment import prepare_jax
+from looksam.cli.environment import enable_float64, prepare_jax
 from looksam.cli.output import interrupted_with, usage
 from looksam.cli.parser import Command, Parser, add_json, add_quiet, add_settings, recipe_named
 from looksam.cli.work_progress import WorkProgress
@@ -17,8 +17,10 @@ from looksam.trainer.recipe import Recipe
 DESCRIPTION = """\
 Train several methods on one recipe, all seeds at once, and compare accuracy, cost and sharpness. Each method runs with
 its own rho and alpha where the recipe has tuned ones, and with the recipe's otherwise. Prints a table; writes a picture
-and results.json. With --tune it selects each method's rho and alpha instead, from eight settings per method, on a part
-of the training set (--validation) that is held out with clean labels; the test set is not read.
+and results.json. With --tune it selects each method's learning rate, rho and alpha instead, by searches from the
+recipe's values that end when the best is inside what was tried, on a part of the training set (--validation) that is
+held out with clean labels; the test set is not read. --dtype float64 makes the numbers of a small model the same on
+every machine.
 
 Finished runs and step times are stored in OUT/runs. After Ctrl-C the same command resumes, and one with more methods or
 seeds trains only what is missing. To train and time everything again, delete that folder.
@@ -78,6 +80,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _compare(recipes: dict[str, Recipe], arguments: argparse.Namespace, out: pathlib.Path) -> int:
     prepare_jax()
+    enable_float64(recipes.values())
     from looksam.experiments.comparison import compare, selected, write_results
     from looksam.experiments.engine.runs import Store
     from looksam.experiments.report.comparison_report import as_text, draw_comparison
@@ -105,15 +108,20 @@ def _compare(recipes: dict[str, Recipe], arguments: argparse.Namespace, out: pat
 
 def _tune(recipes: dict[str, Recipe], arguments: argparse.Namespace, out: pathlib.Path) -> int:
     prepare_jax()
-    from looksam.experiments.comparison import grids, tune, write_results
+    enable_float64(recipes.values())
+    from looksam.experiments.comparison import starts, tune, write_results
     from looksam.experiments.engine.runs import Store
 
     results, store = {}, Store(out / RUNS)
     for name, recipe in recipes.items():
-        rows = grids(name, recipe, arguments.methods)
         with _shown(name, out, arguments.quiet) as progress:
             results[name] = tune(
-                recipe, rows, seeds=arguments.seeds, store=store, report=progress.line, progress=progress.update
+                recipe,
+                starts(name, recipe, arguments.methods),
+                seeds=arguments.seeds,
+                store=store,
+                report=progress.line,
+                progress=progress.update,
             )
     write_results(out / "tuning.json", results)
     print(json.dumps(results) if arguments.json else f"{out}/tuning.json")

@@ -10,7 +10,9 @@ import importlib.util
 import os
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+from looksam.trainer.recipe import Recipe
 
 CACHE_DIR = "JAX_COMPILATION_CACHE_DIR"
 CACHE_SWITCH = "JAX_ENABLE_COMPILATION_CACHE"
@@ -40,6 +42,14 @@ def prepare_jax() -> None:
     for name, (parameter, value) in MALLOC.items():
         if name in chosen:
             ctypes.CDLL(None).mallopt(parameter, value)  # this process has read its variables already
+
+
+def enable_float64(recipes: Iterable[Recipe]) -> None:
+    """Enables float64 in JAX if one of the recipes computes in it."""
+    if any(recipe.dtype == "float64" for recipe in recipes):
+        import jax
+
+        jax.config.update("jax_enable_x64", True)
 
 
 def variables() -> dict[str, str]:

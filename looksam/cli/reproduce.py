@@ -6,7 +6,7 @@ import pathlib
 
 from looksam.arguments import did_you_mean
 from looksam.cli.environment import prepare_jax
-from looksam.cli.output import SIGNALLED, report, usage
+from looksam.cli.output import SIGNALLED, interrupted_with, report, usage
 from looksam.cli.parser import Command, Parser, add_processes, process_arguments
 from looksam.experiments import EXPERIMENT_NAMES, MEDIUM_NAMES
 from looksam.trainer import plan
@@ -97,7 +97,9 @@ def _on_two_cores(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         print(experiments.outlook())
         return 0
-    experiments.fill(arguments.workers, arguments.data_dir, arguments.download, report)
+    kept = f"interrupted; finished runs are kept in {experiments.store.folder}, and the same command resumes"
+    with interrupted_with(lambda: kept):
+        experiments.fill(arguments.workers, arguments.data_dir, arguments.download, report)
     for text in experiments.write():
         print(text, flush=True)
     return 0

@@ -5,7 +5,7 @@ import pathlib
 import signal
 from typing import Any
 
-from looksam.cli.environment import prepare_jax
+from looksam.cli.environment import enable_float64, prepare_jax
 from looksam.cli.output import FAILED, SIGNALLED, print_result, report
 from looksam.cli.parser import (
     Command,
@@ -58,6 +58,7 @@ def _train(arguments: argparse.Namespace) -> int:
     if recipe.groups != "device":  # which the devices decide, and so JAX
         check_recipe(run_dir, recipe)
     prepare_jax()
+    enable_float64([recipe])
     from looksam.trainer import distributed, run
 
     with distributed.session(processes and distributed.DistributedConfig(*processes)):

@@ -13,41 +13,65 @@ import numpy as np
 
 from looksam.experiments.engine.runner import CURVE_POINTS, SHARPNESS_RHO, Runner, curve_epochs
 from looksam.experiments.engine.runs import Record, Run, Store, versions
+from looksam.experiments.engine.search import line_search, settings_at
 from looksam.experiments.engine.side_by_side import Progress, SideBySide
-from looksam.experiments.engine.tuner import Settings, best, grid_around, mean_scores, starting_settings
+from looksam.experiments.engine.tuner import Settings, mean_scores, starting_settings
 from looksam.experiments.experiment import mean_entry
 from looksam.experiments.report.text import entry_text
 from looksam.methods import parse_row, settings_of
 from looksam.trainer.recipe import Recipe
-from looksam.trainer.recipes.small import DIGITS_GRIDS, DIGITS_SELECTED
+from looksam.trainer.recipes.small import DIGITS_RECIPES, DIGITS_SELECTED, DIGITS_STARTS
 from looksam.trainer.rule_settings import gradients_per_step
 from looksam.trainer.run_folder.run_directory import write_atomically
 
 VERSION = 1  # of results.json and tuning.json
+SEARCHED = ("learning_rate", "rho", "alpha")
+RATES = (1.0, 0.1)  # times the learning rate at which a search starts
 Report = Callable[[str], None]
 
 
 def selected(name: str, recipe: Recipe, rows: list[str]) -> dict[str, Settings]:
-    """The hyper-parameters tuned for the recipe of this name; where there are none, those to start from."""
-    tuned, rho = DIGITS_SELECTED.get(name, {}), _sam_rho(name, recipe)
-    return {
+    """The hyper-parameters tuned for the recipe of this name; where there are none, those to start from.
+
+    A recipe that was given another optimizer or learning rate keeps its own learning rate.
+    """
+    tuned = DIGITS_SELECTED.get(name, {})
+    if tuned and not _has_own_rate(name, recipe):
+        tuned = {method: _without_rate(settings) for method, settings in tuned.items()}
+    rho = float(tuned.get("sam", {}).get("rho", recipe.rho))
+    rules = {
         row: (tuned.get(method) or starting_settings(recipe, method, rho)) | _named(row)
         for row, method in _rules(rows).items()
     }
+    return {"base": tuned.get("base", {})} | rules
 
 
-def grids(name: str, recipe: Recipe, rows: list[str]) -> dict[str, list[Settings]]:
-    """Eight settings per method, equal effort: those of the recipe of this name, or others around its own ρ."""
-    known, rho = (DIGITS_GRIDS if name in DIGITS_SELECTED else {}), _sam_rho(name, recipe)
-    return {
-        row: [setting | _named(row) for setting in known.get(method) or grid_around(recipe, method, rho)]
-        for row, method in _rules(rows).items()
+def _has_own_rate(name: str, recipe: Recipe) -> bool:
+    listed = DIGITS_RECIPES[name]
+    return (recipe.optimizer, recipe.learning_rate) == (listed.optimizer, listed.learning_rate)
+
+
+def _without_rate(settings: Settings) -> Settings:
+    return {name: value for name, value in settings.items() if name != "learning_rate"}
+
+
+def starts(name: str, recipe: Recipe, rows: list[str]) -> dict[str, Settings]:
+    """Where the search of each method starts: at the recipe's learning rate for all, and its own ρ, α and k.
+
+    The recipes that were tuned have starts of their own, for the same search again; other values that a recipe was
+    given come first.
+    """
+    if name in DIGITS_STARTS:
+        listed = DIGITS_RECIPES[name]
+        kept = {
+            key: value for key, value in DIGITS_STARTS[name].items() if getattr(recipe, key) == getattr(listed, key)
+        }
+        recipe = recipe.replace(**kept)
+    rate = {"learning_rate": recipe.learning_rate}
+    rules = {
+        row: rate | starting_settings(recipe, method, recipe.rho) | _named(row) for row, method in _rules(rows).items()
     }
-
-
-def _sam_rho(name: str, recipe: Recipe) -> float:
-    """The ρ tuned for SAM on the recipe of this name; else the recipe's own."""
-    return float(DIGITS_SELECTED.get(name, {}).get("sam", {}).get("rho", recipe.rho))
+    return {"base": rate} | rules
 
 
 def _rules(rows: list[str]) -> dict[str, str]:
@@ -124,35 +148,58 @@ def _with_sharpness(runner: Runner) -> Record:
 
 def tune(
     recipe: Recipe,
-    grids: dict[str, list[Settings]],
+    starts: dict[str, Settings],
     *,
     seeds: int,
     store: Store | None = None,
     report: Report = print,
     progress: Progress = lambda title, done, total: None,
 ) -> dict[str, Any]:
-    """Selects, for each method, the setting of its grid with the best mean accuracy on a validation split.
+    """Selects each method's learning rate, ρ and α by their mean accuracy on a validation split.
 
-    The split is taken from the training set, so the test set is not read. All settings and seeds of a small model train
-    together. ``store`` and ``progress`` are those of ``compare``.
+    The better of two line searches, as in the experiments (``engine/search.py``), from ``starts`` and from a tenth of
+    its learning rate: a small rate regularises too, and accuracy may have a maximum there. Every method gets about the
+    same number of settings, and no selected value is at the edge of those tried. The split is taken from the training
+    set, so the test set is not read. All settings and seeds of a round train together, if the model is small. ``store``
+    and ``progress`` are those of ``compare``.
     """
     if not recipe.validation:
         raise ValueError("tuning needs a validation split; pass --validation, the share of the training set held out.")
-    first = {name: recipe.replace(**settings_of(name)) for name in grids}
-    runs = {
-        name: [Run("select", first[name].replace(seed=recipe.seed + i, **s)) for s in grid for i in range(seeds)]
-        for name, grid in grids.items()
-    }
-    trainer = SideBySide(recipe, runs, store, progress)
+
+    def runs_of(row: str, settings: list[Settings]) -> list[Run]:
+        shared = recipe.replace(**settings_of(row))
+        return [Run("select", shared.replace(seed=recipe.seed + i, **s)) for s in settings for i in range(seeds)]
+
+    trainer = SideBySide(recipe, {row: runs_of(row, [start]) for row, start in starts.items()}, store, progress)
+
+    def search(row: str, start: Settings) -> tuple[Settings, dict[str, tuple[Settings, list[float]]]]:
+        """The best settings, and all that were tried with the accuracies of their seeds."""
+        searched = {name: value for name, value in start.items() if name in SEARCHED and value > 0}
+        tried: dict[str, tuple[Settings, list[float]]] = {}
+        setting = lambda point: start | settings_at(searched, point)
+        score = lambda point: mean_scores([tried[key][1]])[0] if (key := str(setting(point))) in tried else None
+        while not (trace := line_search(len(searched), score)).complete:
+            new = [found for point in trace.points if str(found := setting(point)) not in tried]
+            trainer.replace_runs(row, runs_of(row, new))
+            records, _ = trainer.records(row, 1, lambda runner: {})
+            accuracy = np.array([record["accuracy"][-1] for record in records]).reshape(len(new), seeds)
+            for found, values in zip(new, accuracy.tolist(), strict=True):
+                tried[str(found)] = found, values
+                report(f"{row} {found}: {entry_text(mean_entry(values))} %")
+        return setting(trace.best), tried
+
     results = {}
-    for name, grid in grids.items():
-        records, trained = trainer.records(name, 1, lambda runner: {})
-        accuracy = np.array([record["accuracy"][-1] for record in records]).reshape(len(grid), seeds)
-        for setting, values in zip(grid, accuracy.tolist(), strict=True):
-            report(f"{name} {setting}: {entry_text(mean_entry(values))} %")
-        chosen = grid[best(mean_scores(accuracy))]
-        report(f"{name}: selected {chosen}{trainer.kept_text(len(records) - trained)}")
-        results[name] = {"selected": chosen, "grid": grid, "accuracy": accuracy.tolist()}
+    for row, start in starts.items():
+        tried: dict[str, tuple[Settings, list[float]]] = {}
+        ends = []
+        for share in RATES:
+            end, found = search(row, start | {"learning_rate": start["learning_rate"] * share})
+            ends.append(end)
+            tried |= found
+        chosen = max(ends, key=lambda end: mean_scores([tried[str(end)][1]])[0])
+        report(f"{row}: selected {chosen}")
+        grid, accuracy = ([pair[i] for pair in tried.values()] for i in range(2))
+        results[row] = {"selected": chosen, "grid": grid, "accuracy": accuracy}
     return {
         "version": VERSION,
         "recipe": recipe.to_dict(),

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from looksam.experiments import claims
 from looksam.experiments.engine.records import LAG, MEASURES, PARTS
 from looksam.experiments.engine.runner import curve_epochs
 from looksam.experiments.engine.runs import Run, Store
@@ -59,7 +60,14 @@ def findings(store: Store, seeds: int) -> Findings:
             "changes least; it prints no numbers. Relative drift and cosine are ours.",
             "Two unrelated vectors of one length have a relative drift of 1.41 and a cosine of 0.",
         ],
+        [claims.claim("g_v changes more slowly than g_s and g_h", {k: _slow(v) for k, v in measured.items()})],
     )
+
+
+def _slow(measured: Measured) -> claims.Finding:
+    """Whether the absolute drift of g_v, over all of training, is the smallest."""
+    g_v, g_h, g_s = (float(measured[part]["absolute"].mean()) for part in ("g_v", "g_h", "g_s"))
+    return g_v < min(g_h, g_s), f"{g_v:.3f} against {g_s:.3f} and {g_h:.3f}"
 
 
 def _measured(recipe: Recipe, store: Store, seeds: int) -> Measured:

@@ -51,8 +51,11 @@ def planned() -> list[Planned]:
         for place, study in medium_scale.studies().items()
     ]
     lamb = [
-        Planned("large-batch", f"Small ViT, {label('base', 'lamb')}, {labels}", study, medium_scale.LAMB_SEEDS)
-        for (labels, _), study in medium_scale.lamb_studies().items()
+        Planned(
+            *("large-batch", f"Small ViT, {label('base', 'lamb')}, {medium_scale.LAMB_LABELS}"),
+            *(study, medium_scale.LAMB_SEEDS),
+        )
+        for study in medium_scale.lamb_studies().values()
     ]
     return rivals + lamb
 

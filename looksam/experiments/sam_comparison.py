@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from looksam.experiments import claims
+from looksam.experiments.claims import KEPT
 from looksam.experiments.engine.runner import curve_epochs
 from looksam.experiments.engine.runs import Record, Run, Store
 from looksam.experiments.engine.search import HOW, SearchStudy, tuning_stages
@@ -28,7 +30,6 @@ from looksam.trainer.training import total_steps
 
 AS_AT_5 = ", as at k = 5"  # ends the name of a row with another k, at the hyper-parameters selected for k = 5
 CURVES = ("base", "sam", "sam_5", "look_sam_5")
-KEPT = 80  # percent of SAM's gain, from which LookSAM is said to keep it
 
 Recipes = Mapping[str, Recipe]  # by row
 PaperColumns = Mapping[str, Callable[[str], Entry]]  # by title: the paper's entry for a row
@@ -76,7 +77,13 @@ def findings(
         accuracy_table(f"{model}, 20 classes of CIFAR-100", recipes, store, seeds, timed, paper),
         selected_table(studies, store, seeds),
     ]
-    return Findings(sentences, tables, figures, [*notes(next(iter(studies.values())), seeds), OTHER_PERIODS])
+    scores = {labels: {row: accuracies(store, rows[row], seeds) for row in CURVES} for labels, rows in recipes.items()}
+    found = [
+        claims.keeps_the_gain(scores),
+        claims.beats_sam_5(scores),
+        claims.costs_a_fifth_more(stored_ratios(store, timed), "look_sam_5", "LookSAM-5", model),
+    ]
+    return Findings(sentences, tables, figures, [*notes(next(iter(studies.values())), seeds), OTHER_PERIODS], found)
 
 
 # --- tables -----------------------------------------------------------------------------------------------------

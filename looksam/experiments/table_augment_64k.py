@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from looksam.experiments import claims
 from looksam.experiments.engine.runs import Run, Store
 from looksam.experiments.engine.search import tuning_stages
 from looksam.experiments.engine.statistics import RULE, difference, significant
@@ -84,6 +85,14 @@ def findings(store: Store, seeds: int) -> Findings:
             "RandAugment with 2 operations of magnitude 10 and Mixup of 0.2, as in the full recipes; ρ, α and the "
             f"learning rate are those tuned without augmentation, and the {epochs} epochs are the same.",
             RULE,
+        ],
+        [
+            claims.gains(
+                "RandAugment and Mixup add accuracy at the largest batch",
+                {labels: rows for (labels, batch), rows in scores.items() if batch == max(BATCHES)},
+                "+ Mixup",
+                "+ Look-LayerSAM-5",
+            )
         ],
     )
 

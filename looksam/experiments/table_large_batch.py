@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from looksam.arguments import SCALINGS
+from looksam.experiments import claims
 from looksam.experiments.engine.runs import Run, Store
 from looksam.experiments.engine.search import tuning_stages
 from looksam.experiments.engine.statistics import difference, significant
@@ -15,7 +16,7 @@ from looksam.experiments.experiment import (
     paper_entry,
     setting_entry,
 )
-from looksam.experiments.report.document import Entry, Figure, Series, Table
+from looksam.experiments.report.document import Claim, Entry, Figure, Series, Table
 from looksam.experiments.sam_comparison import notes
 from looksam.experiments.small_scale import LABEL_NOISE, LAMB_BATCHES, LAMB_STARTS, LAYER, lamb_studies
 from looksam.methods import label, parse_row
@@ -55,7 +56,18 @@ def findings(store: Store, seeds: int) -> Findings:
             f"{LAMB_BATCHES[-1] // LAMB_BATCHES[0]} times fewer steps at the largest.",
             *notes(next(iter(lamb_studies().values())), seeds),
         ],
+        [_claim(scores)],
     )
+
+
+def _claim(scores: Scores) -> Claim:
+    largest = {
+        labels: {
+            row: values for row, values in scores[labels, LAMB_BATCHES[-1]].items() if row in (*PAPER_METHODS, LAYER)
+        }
+        for labels in LABEL_NOISE
+    }
+    return claims.is_best("Look-LayerSAM is the most accurate at the largest batch", largest, LAYER, "Look-LayerSAM-5")
 
 
 def _name(row: str) -> str:

@@ -51,8 +51,8 @@ def _findings(model: str, paper: PaperColumns, store: Store, seeds: int) -> Find
     }
     found = [
         claims.keeps_the_gain(scores),
-        claims.beats_the_control(scores),
-        claims.costs_a_fifth_more(stored_ratios(store, TIMINGS[model])),
+        claims.beats_sam_5(scores),
+        claims.costs_a_fifth_more(stored_ratios(store, TIMINGS[model]), "look_sam_5", "LookSAM-5", MODELS[model].label),
     ]
     return Findings([f"{c.text}: {c.verdict} ({c.evidence})." for c in found], [table], (), notes, found)
 

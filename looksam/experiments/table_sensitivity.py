@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from looksam.experiments import claims
 from looksam.experiments.engine.runs import Run, Store
 from looksam.experiments.engine.search import tuning_stages
 from looksam.experiments.engine.statistics import RULE, difference, significant
 from looksam.experiments.engine.tuner import accuracies, reported_runs
 from looksam.experiments.experiment import Experiment, Findings, mean_entry, mean_series, paper_entry, paper_number
-from looksam.experiments.report.document import Entry, Figure, Series, Table
+from looksam.experiments.report.document import Claim, Entry, Figure, Series, Table
 from looksam.experiments.small_scale import LAYER, lamb_studies
 from looksam.trainer.recipe import Recipe
 
@@ -37,6 +38,7 @@ class Sensitivity:
     points: Sequence[Point]
     paper_values: tuple[float, ...]  # at full scale
     note: str
+    claim: Callable[[claims.Scores], Claim]
 
     def experiment(self) -> Experiment:
         return Experiment(
@@ -76,7 +78,11 @@ class Sensitivity:
             [Table("Test accuracy in % of Look-LayerSAM-5, LAMB, small ViT", header, rows)],
             [self._figure(scores)],
             [self.note, f"{RULE} Here these are all pairs of values."],
+            [self.claim({place: dict(zip(self._labels(), here, strict=True)) for place, here in scores.items()})],
         )
+
+    def _labels(self) -> list[str]:
+        return [point.label for point in self.points]
 
     def full_score(self, recipe: Recipe) -> float | None:
         """The paper's score of a recipe at full scale."""
@@ -125,6 +131,12 @@ ALPHA = Sensitivity(
         "The paper's values of α, and two smaller ones, since smaller values are selected for small models; ρ and the "
         "learning rate are as tuned."
     ),
+    claim=lambda scores: claims.is_best(
+        "α = 0.7 is the best of 0.5, 0.7 and 1.0",
+        {place: {label: rows[label] for label in ("0.5", "0.7", "1")} for place, rows in scores.items()},
+        "0.7",
+        "α = 0.7",
+    ),
 ).experiment()
 
 RHO = Sensitivity(
@@ -138,4 +150,5 @@ RHO = Sensitivity(
         "The tuned ρ takes the place of the paper's optimum, ρ = 1, and the other values are the same multiples of it. "
         "The learning rate and α are as tuned."
     ),
+    claim=lambda scores: claims.is_robust("Accuracy depends little on ρ", scores),
 ).experiment()

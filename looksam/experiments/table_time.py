@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from looksam.experiments import claims
 from looksam.experiments.engine.runs import Run, Store
 from looksam.experiments.engine.timer import ROUNDS
 from looksam.experiments.experiment import Experiment, Findings, paper_number, printed, ratio, times_entry
@@ -56,6 +57,7 @@ def findings(store: Store, seeds: int) -> Findings:
             f"{vit.batch_size}: large enough that a step is work and not overhead. Medians over {ROUNDS} rounds of "
             "whole cycles. `looksam plan` makes estimates for the full recipes.",
         ],
+        [claims.costs_a_fifth_more(times, "look_layer_sam", "Look-LayerSAM-5", "small ViT, LAMB")],
     )
 
 

@@ -92,8 +92,8 @@ class Recipe:
     """Fraction of the activations to drop."""
     stochastic_depth: float | None = None
     """Fraction of the images that skip the last block; earlier blocks are skipped less often."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the computation; parameters are always float32."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Precision of the computation; parameters are float32, or float64 with it, which needs JAX_ENABLE_X64=1."""
     init_from: str | None = None
     """Start from trained weights: the folder of a run or of an export, or a safetensors file."""
     freeze: str | None = None

@@ -199,3 +199,13 @@ def test_a_signal_ends_the_whole_command(cli, monkeypatch, tmp_path, shrunk):
     assert cli("drift", "sam5-gap", "--scale", "full")[0] == 143
     assert begun == ["vit_b16-sam-seed0"]
     assert not list(tmp_path.rglob("full.*"))
+
+
+def test_ctrl_c_says_what_is_kept(cli, tmp_path, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("looksam.experiments.reproduction.Reproduction.fill", interrupted)
+    code, _, err = cli("drift")
+    assert code == 130
+    assert err == f"looksam: interrupted; finished runs are kept in {tmp_path}/out/runs, and the same command resumes\n"

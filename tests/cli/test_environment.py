@@ -14,9 +14,8 @@ from looksam.trainer.recipe import Recipe
 from looksam.trainer.run_folder.run_directory import write_recipe
 
 OURS = f"{YNN_FLAG}={YNN_VALUE}"
-UNSET = {
-    name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", CACHE_DIR, CACHE_SWITCH)
-}  # as for a user: the tests set some of them
+TESTS_SET = ("XLA_FLAGS", CACHE_DIR, CACHE_SWITCH, CACHE_THRESHOLD)
+UNSET = {name: value for name, value in os.environ.items() if name not in TESTS_SET}  # as for a user
 
 
 def run(code, *arguments, **variables):

@@ -2,6 +2,9 @@
 
 import gc
 import json
+import os
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -9,10 +12,11 @@ import pytest
 
 from looksam.cli import main
 from looksam.cli.work_progress import WorkProgress
-from looksam.experiments.comparison import compare, read_results
+from looksam.experiments.comparison import _without_rate, compare, read_results, selected
 from looksam.experiments.engine.runs import Store
 from looksam.experiments.report.comparison_report import as_text
 from looksam.trainer.recipe import Recipe
+from looksam.trainer.recipes.small import DIGITS_RECIPES, DIGITS_SELECTED
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
@@ -36,14 +40,16 @@ def test_methods_side_by_side_with_lamb(tmp_path, capsys):
 def test_rows_may_name_their_period_and_start(tmp_path, capsys):
     rows = ["base", "sam_3", "sam@0.5", "look_sam_2@0.75", "asam", "msam"]
     short = ["--epochs", "4", "--batch-size", "200", "--seeds", "2", "--rounds", "1", "--out", str(tmp_path)]
+    short += ["--learning-rate", "0.06"]
     assert main(["compare", "digits", "--methods", *rows[:2], ",".join(rows[2:]), *short]) == 0
     result = json.loads((tmp_path / "results.json").read_text())["digits"]
     gradients = {row: outcome["gradients_per_step"] for row, outcome in result["methods"].items()}
     assert gradients == pytest.approx(dict(zip(rows, (1, 4 / 3, 1.5, 1.125, 2, 1), strict=True)))
     settings = {row: outcome["settings"] for row, outcome in result["methods"].items()}
-    assert settings["sam@0.5"] == {"rho": 0.3, "start": 0.5}  # tuned for SAM
-    assert settings["look_sam_2@0.75"] == {"rho": 0.2, "alpha": 0.3, "k": 2, "start": 0.75}
-    assert settings["msam"] == {"rho": pytest.approx(1.5)}  # five times the ρ tuned for SAM
+    tuned = {name: _without_rate(found) for name, found in DIGITS_SELECTED["digits"].items()}  # the rate is given
+    assert settings["sam@0.5"] == tuned["sam"] | {"start": 0.5}
+    assert settings["look_sam_2@0.75"] == tuned["look_sam"] | {"k": 2, "start": 0.75}
+    assert settings["msam"] == {"rho": pytest.approx(5 * tuned["sam"]["rho"])}
     curves = {row: np.array(outcome["curve"]) for row, outcome in result["methods"].items()}
     np.testing.assert_array_equal(curves["sam@0.5"][:2], curves["base"][:2])  # of the epochs before its start
     assert (curves["sam@0.5"][2:] != curves["base"][2:]).any()
@@ -51,6 +57,29 @@ def test_rows_may_name_their_period_and_start(tmp_path, capsys):
     assert all(f"{name}  " in table for name in ("SAM-3", "SAM, last 50 %", "LookSAM-2, last 25 %", "MSAM"))
     late = next(line for line in table.splitlines() if line.startswith("LookSAM-2, last 25 %"))
     assert " 1.12  " in late  # of 1.125
+
+
+def test_a_tuned_learning_rate_is_kept_unless_another_is_given():
+    recipe, tuned = DIGITS_RECIPES["digits"], DIGITS_SELECTED["digits"]
+    assert selected("digits", recipe, ["sam"]) == {"base": tuned["base"], "sam": tuned["sam"]}
+    for changes in ({"learning_rate": 0.123}, {"optimizer": "lamb"}):
+        found = selected("digits", recipe.replace(**changes), ["sam"])
+        assert found == {"base": {}, "sam": {"rho": tuned["sam"]["rho"]}}
+
+
+def test_float64_does_not_depend_on_the_compiler(tmp_path):
+    """Accuracies are the same to the last image, and parameters are float64 indeed."""
+    arguments = ["compare", "digits", "--methods", "sam", "--dtype", "float64", "--epochs", "2", "--seeds", "1"]
+    variables = [{"XLA_FLAGS": flags} for flags in ("", "--xla_backend_optimization_level=0")]
+    curves = []
+    for i, changes in enumerate(variables):
+        out = tmp_path / str(i)
+        command = [sys.executable, "-m", "looksam.cli", *arguments, "--rounds", "1", "--quiet", "--out", str(out)]
+        subprocess.run(command, env=os.environ | changes, check=True, capture_output=True)
+        methods = json.loads((out / "results.json").read_text())["digits"]["methods"]
+        curves.append({name: (row["curve"], row["sharpness_train"]) for name, row in methods.items()})
+    assert curves[0]["sam"][0] == curves[1]["sam"][0]
+    assert curves[0]["sam"][1] == pytest.approx(curves[1]["sam"][1], rel=1e-9)
 
 
 class Interrupted:
@@ -139,9 +168,14 @@ def test_a_row_that_never_acts_is_refused_before_anything_trains(tmp_path, capsy
 def test_other_rows_are_tuned_too(row, tmp_path):
     arguments = ["compare", "digits", "--tune", "--methods", row, "--epochs", "2", "--seeds", "1", "--json"]
     assert main([*arguments, "--validation", "0.25", "--out", str(tmp_path)]) == 0
-    tuning = json.loads((tmp_path / "tuning.json").read_text())["digits"]["methods"][row]
-    assert len(tuning["grid"]) == 8 and tuning["selected"] in tuning["grid"]
-    assert all(setting.get("start") == (0.5 if "@" in row else None) for setting in tuning["grid"])
+    methods = json.loads((tmp_path / "tuning.json").read_text())["digits"]["methods"]
+    assert list(methods) == ["base", row]
+    for name, tuning in methods.items():
+        selected, grid = tuning["selected"], tuning["grid"]
+        assert len(grid) == len(tuning["accuracy"]) >= 8 and selected in grid
+        assert all(setting.get("start") == (0.5 if "@" in name else None) for setting in grid)
+        for setting in {"learning_rate", "rho", "alpha"} & selected.keys():
+            assert min(s[setting] for s in grid) < selected[setting] < max(s[setting] for s in grid)
 
 
 def test_tuning_does_not_read_the_test_set(tmp_path, capsys):
@@ -151,7 +185,7 @@ def test_tuning_does_not_read_the_test_set(tmp_path, capsys):
     assert main([*arguments, "--validation", "0.25", "--out", str(tmp_path), "--json"]) == 0
     tuning = json.loads((tmp_path / "tuning.json").read_text())["digits"]["methods"]["sam"]
     scores = [np.mean(seeds) for seeds in tuning["accuracy"]]
-    assert tuning["selected"] == tuning["grid"][int(np.argmax(scores))]
+    assert scores[tuning["grid"].index(tuning["selected"])] == max(scores)
     hits = np.array(scores) * 150 / 100
     np.testing.assert_allclose(hits, np.round(hits), atol=1e-4)  # of the 150 held out, not of 1,197
 

@@ -114,6 +114,6 @@ def test_tuning_seeds_are_not_reported_ones():
 
 
 def test_a_value_that_is_reached_in_two_ways_is_the_same():
-    there = search._settings_at({"rho": 0.3}, (7,))["rho"]
-    assert search._settings_at({"rho": there}, (-7,)) == {"rho": 0.3}
-    assert search._settings_at({"rho": 0.1}, (2,)) == {"rho": 0.2}
+    there = search.settings_at({"rho": 0.3}, (7,))["rho"]
+    assert search.settings_at({"rho": there}, (-7,)) == {"rho": 0.3}
+    assert search.settings_at({"rho": 0.1}, (2,)) == {"rho": 0.2}

@@ -8,10 +8,11 @@ from browser import Browser
 
 from looksam.experiments import EXPERIMENT_NAMES, EXPERIMENTS, MEDIUM_EXPERIMENTS, medium_plan, medium_scale
 from looksam.experiments.engine.runs import Run, Store
+from looksam.experiments.overview import overview
 from looksam.experiments.report.figures import draw
 from looksam.experiments.report.page import page
 from looksam.experiments.report.text import section_markdown
-from looksam.experiments.reproduction import INTRO, TITLE, sourced_section, texts
+from looksam.experiments.reproduction import INTRO, SUMMARY, TITLE, complete_sections, sourced_section, texts
 from looksam.trainer.recipe import Recipe
 
 RESULTS = pathlib.Path(__file__).parents[2] / "results"
@@ -45,6 +46,11 @@ def test_the_stored_runs_are_those_that_are_reported():
     commits = {record["commit"] for record in map(store.get, runs)}
     commits |= {store.measurement(name)["commit"] for name in timings}
     assert all(len(commit) == 12 and commit.isalnum() for commit in commits)  # no code that was not committed
+
+
+def test_the_summary_follows_from_the_stored_runs():
+    for file, text in texts(overview(complete_sections(RESULTS, SEEDS))).items():
+        assert (RESULTS / SUMMARY / file).read_text() == text, f"{SUMMARY}/{file}: run `looksam reproduce --all`"
 
 
 def test_the_plan_of_the_medium_scale_is_that_of_its_recipes():

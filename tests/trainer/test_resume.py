@@ -16,7 +16,8 @@ from looksam.trainer.run_folder.run_directory import read_recipe
 from looksam.trainer.training import Training
 
 FLAGS = ["--batch-size", "100", "--epochs", "40", "--k", "3", "--log-every", "7", "--checkpoint-every", "20"]
-ENVIRONMENT = {key: value for key, value in os.environ.items() if key not in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")}
+TESTS_SET = ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key not in TESTS_SET}
 COMMAND = [
     sys.executable,
     "-m",

@@ -236,7 +236,7 @@ def _serve(connection: Any, cache_dir: str, number: int) -> None:
             for finished in records(job):
                 connection.send(("records", finished))
             connection.send(("done", []))
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, BrokenPipeError):  # or the process that started this one has ended
             return
         except (ValueError, TypeError, OSError) as error:  # bad input, reported without a traceback
             connection.send(("error", str(error)))

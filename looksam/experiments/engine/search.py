@@ -125,7 +125,7 @@ class SearchStudy:
             return []
         trace = self._trace(store, row, start)
         points = [trace.best, *(point for point in trace.points if point != trace.best)]
-        scored = [(_settings_at(start.settings, point), self._score(store, row, start, point)) for point in points]
+        scored = [(settings_at(start.settings, point), self._score(store, row, start, point)) for point in points]
         return [(settings, score) for settings, score in scored if score is not None]
 
     def tuned(self, store: Store, row: str, **changes: Any) -> Recipe:
@@ -134,7 +134,7 @@ class SearchStudy:
         if start is None:
             recipe, settings = self.recipe, self.starts[row]
         else:
-            recipe, settings = start.recipe, _settings_at(start.settings, self._trace(store, row, start).best)
+            recipe, settings = start.recipe, settings_at(start.settings, self._trace(store, row, start).best)
         return recipe.replace(**settings_of(row), **settings).replace(**changes)
 
     def reported(self, store: Store) -> dict[str, Recipe]:
@@ -174,7 +174,7 @@ class SearchStudy:
         return mean_scores([ends])[0] if len(ends) == len(records) else None
 
     def _runs(self, row: str, start: Start, point: Point) -> tuple[Run, ...]:
-        settings = settings_of(row) | _settings_at(start.settings, point) | {"epochs": self.epochs}
+        settings = settings_of(row) | settings_at(start.settings, point) | {"epochs": self.epochs}
         return _tuning_runs(start.recipe, tuple(settings.items()), self._seeds(row))
 
     def _seeds(self, row: str) -> tuple[int, ...]:
@@ -186,7 +186,7 @@ def _tuning_runs(recipe: Recipe, settings: tuple[tuple[str, Any], ...], seeds: t
     return tuple(Run("tune", recipe.replace(**dict(settings)).replace(seed=seed)) for seed in seeds)
 
 
-def _settings_at(start: Settings, point: Point) -> Settings:
+def settings_at(start: Settings, point: Point) -> Settings:
     """The settings at a point: four digits, so that a value reached in two ways is the same."""
     return {
         name: float(f"{value * 2 ** (power / 2):.4g}")

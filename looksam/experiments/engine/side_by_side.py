@@ -39,13 +39,18 @@ class SideBySide:
         arrays = device_arrays(dataset)
         first = {name: own[0].recipe for name, own in runs.items()}
         self.runners = {name: Runner(own, dataset, arrays) for name, own in first.items()}  # raises at once
-        self._runs, self._store, self._progress = runs, store, progress
+        self._runs, self._store, self._progress = dict(runs), store, progress
         self._small = parameter_count(recipe, dataset) <= VMAPPED_PARAMETERS
         test = next(iter(self.runners.values())).test
         self._source = {"source": digest_of(versions(), (*arrays, test.images, test.labels))}
         self._memory: dict[Run, Record] = {}
         self._gradients = {name: gradients_per_step(own, self.runners[name].total_steps) for name, own in first.items()}
         self._done, self._total = 0.0, sum(self._work(name) * len(self._missing(name)) for name in runs)
+
+    def replace_runs(self, name: str, runs: Sequence[Run]) -> None:
+        """Goes on with other runs of a row, which differ from its first ones in what is vmapped."""
+        self._runs[name] = runs
+        self._total = self._done + sum(self._work(row) * len(self._missing(row)) for row in self._runs)
 
     def records(self, name: str, points: int, measured: Callable[[Runner], Record]) -> tuple[list[Record], int]:
         """The records of the runs of a row, and how many were trained for them now."""

@@ -21,11 +21,6 @@ def mean_scores(accuracy: Sequence[Sequence[float]] | np.ndarray) -> list[float]
     return np.mean(np.asarray(accuracy), axis=-1).tolist()
 
 
-def best(scores: Sequence[float]) -> int:
-    """The setting with the highest score, the first of several."""
-    return int(np.argmax(scores))
-
-
 def own_settings(recipe: Recipe, method: str) -> Settings:
     """The recipe's own values of what is tuned or varied in a method: ρ, and α and k where the method has them."""
     return {name: getattr(recipe, name) for name in ("rho", "alpha", "k") if name in METHODS[method].settings}
@@ -41,17 +36,6 @@ def starting_settings(recipe: Recipe, method: str, sam_rho: float) -> Settings:
         return own
     middle = {"alpha": described.strengths[len(described.strengths) // 2]} if described.strengths else {}
     return own | {"rho": sam_rho * described.radius} | middle
-
-
-def grid_around(recipe: Recipe, method: str, sam_rho: float) -> list[Settings]:
-    """Eight settings, for methods without a grid of their own: equal effort for each.
-
-    A method with an α gets fewer values of ρ: accuracy depends more on α.
-    """
-    own, rho, strengths = own_settings(recipe, method), sam_rho * METHODS[method].radius, METHODS[method].strengths
-    if strengths:
-        return [own | {"rho": rho * f, "alpha": alpha} for f in (0.7, 1.4) for alpha in strengths]
-    return [own | {"rho": rho * f} for f in (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4)]
 
 
 def reported_runs(recipes: Iterable[Recipe], seeds: int) -> list[Run]:

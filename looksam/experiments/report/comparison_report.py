@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 HEADER = (
-    *("method", "ρ", "α", "test accuracy, %", "gradients per step", "relative step time"),
+    *("method", "learning rate", "ρ", "α", "test accuracy, %", "gradients per step", "relative step time"),
     *("sharpness, train", "test"),
 )
 
@@ -59,15 +59,17 @@ def draw_comparison(results: Sequence[dict[str, Any]], path: pathlib.Path) -> No
 
 
 def _rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
-    return [_row(method, outcome) for method, outcome in result["methods"].items()]
+    rate = result["recipe"]["learning_rate"]
+    return [_row(method, outcome, rate) for method, outcome in result["methods"].items()]
 
 
-def _row(method: str, outcome: dict[str, Any]) -> tuple[str, ...]:
+def _row(method: str, outcome: dict[str, Any], rate: float) -> tuple[str, ...]:
     settings, (_, time_ratio, _) = outcome["settings"], outcome["time_ratio"]
     return (
         label(method, k=settings.get("k")),
-        f"{settings['rho']:g}" if "rho" in settings else "–",
-        f"{settings['alpha']:g}" if "alpha" in settings else "–",
+        f"{settings.get('learning_rate', rate):.3g}",
+        f"{settings['rho']:.3g}" if "rho" in settings else "–",
+        f"{settings['alpha']:.3g}" if "alpha" in settings else "–",
         mean_and_error(outcome["accuracy"], 2),
         gradients_text(outcome["gradients_per_step"]),
         f"{time_ratio:.2f}×",

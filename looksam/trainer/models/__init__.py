@@ -68,8 +68,7 @@ def build_model(
         entry point of ``looksam.models``, or the function itself.
       image_shape: (height, width, channels).
       num_classes: the number of logits.
-      dtype: the dtype of the computation. Parameters, statistics, softmax and logits stay float32 (or wider, with
-        float64).
+      dtype: the dtype of the computation. Parameters, statistics, softmax and logits are float32, or float64 with it.
       options: the model's own options; a named size leaves only those that do not change its architecture.
 
     Example:

@@ -54,7 +54,7 @@ class Mode:
 
 
 def wide_dtype(dtype: DTypeLike) -> jnp.dtype:
-    """Returns the dtype of statistics and logits: float32, or float64 if the model computes in float64."""
+    """Returns the dtype of parameters, statistics and logits: float32, or float64 if the model computes in it."""
     return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
 
 
@@ -64,11 +64,13 @@ def pure_model(make: MakeModule, image_shape: tuple[int, int, int], dtype: DType
     # Any other kind of state, such as an RNG, raises here: a training step carries only these two.
     graph, *states = nnx.split(module, nnx.Param, nnx.BatchStat)
     like_params, like_stats = states
+    wide = wide_dtype(dtype)
     draws = any(getattr(m, "rate", 0) > 0 for _, m in nnx.iter_modules(module))  # Dropout's rate
 
     def init(key: jax.Array) -> tuple[Params, Stats]:
         module = make(nnx.Rngs(params=key))
-        return as_dict(nnx.state(module, nnx.Param)), as_dict(nnx.state(module, nnx.BatchStat))
+        state = as_dict(nnx.state(module, nnx.Param)), as_dict(nnx.state(module, nnx.BatchStat))
+        return state if wide == jnp.float32 else jax.tree.map(lambda x: x.astype(wide), state)
 
     def apply(
         params: Params,

@@ -47,7 +47,10 @@ class Chip:
 
     def peak(self, dtype: str) -> float:
         """FLOP/s of one device for a recipe that computes in ``dtype``."""
-        return {"bfloat16": self.bfloat16, "float32": self.float32}[dtype] / self.devices
+        peaks = {"bfloat16": self.bfloat16, "float32": self.float32}
+        if dtype not in peaks:
+            raise ValueError(f"dtype={dtype!r} is not planned for; pass {' or '.join(map(repr, peaks))}.")
+        return peaks[dtype] / self.devices
 
 
 # Interconnect: for v3, v4 and v5e the published all-reduce bandwidth of a pod over its chips (for v5e this is half of
