@@ -10,10 +10,10 @@ Score:    none in the paper.
 
 All settings are ours: three hidden layers of 128, SGD with momentum 0.9, learning rate 0.05 with cosine decay, batch
 50 (it divides 600), 100 epochs, no weight decay, and in ``digits-noise30`` 30 % of the training labels drawn at random.
-``DIGITS_SELECTED`` has, for each method, the learning rate, ρ and α with the best mean accuracy over ten seeds on a
+``DIGITS_SELECTED`` has, for each method, the learning rate, ρ and α with the best mean accuracy over five seeds on a
 quarter of the training images, held out with clean labels, as found by
 
-    looksam compare digits-noise30 digits --tune --validation 0.25 --seeds 10 --dtype float64 --out results/digits
+    looksam compare digits-noise30 digits --tune --validation 0.25 --seeds 5 --dtype float64 --out results/digits
 
 which stores every score in results/digits/tuning.json; a test compares the two. The searches start at
 ``DIGITS_STARTS``, which a coarser grid selected on the same held-out images, and at a tenth of its learning rate.
