@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import statistics
 import subprocess
 import sys
 
@@ -79,6 +80,17 @@ def test_tables_in_documents_are_the_stored_measurements():
 def test_versions_are_pinned_without_hosts():
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         assert re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][A-Za-z0-9.]*", line), line
+
+
+def test_the_demo_gives_the_same_accuracies_on_any_number_of_threads_and_with_any_compiler_flags():
+    results = json.loads((ROOT / "results/digits/results.json").read_text())
+    for name, stored in json.loads((ROOT / "results/digits/configurations.json").read_text()).items():
+        for method, outcome in stored["methods"].items():
+            shown = results[name]["methods"][method]
+            assert outcome["settings"] == shown["settings"] and len(outcome["accuracy"]) == 4
+            error = statistics.stdev(shown["accuracy"]) / len(shown["accuracy"]) ** 0.5
+            means = [statistics.mean(values) for values in (shown["accuracy"], *outcome["accuracy"].values())]
+            assert max(means) - min(means) < error
 
 
 def test_the_selected_digits_settings_are_the_best_of_the_stored_tuning():

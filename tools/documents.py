@@ -18,12 +18,14 @@ from looksam.experiments.comparison import read_results
 from looksam.experiments.report import bench_report
 from looksam.experiments.report.comparison_report import as_text
 from looksam.experiments.report.text import lines_markdown
+from looksam.methods import OPTIMIZERS, label
 
 ROOT = pathlib.Path(__file__).parent.parent
 RULES = ("results/benchmarks/rules.json", "results/benchmarks/torch_rules.json")
 THROUGHPUT = "results/benchmarks/throughput.json"
 CONVOLUTIONS = "results/benchmarks/convolutions.json"
 MEMORY = "results/benchmarks/torch_memory.json"
+ONE_PROCESS = "results/benchmarks/one_process.json"
 PICTURED = (*RULES, THROUGHPUT)
 
 
@@ -101,6 +103,14 @@ def convolutions_table(rows: list[dict]) -> str:
     return lines_markdown([("layer", *forms), *lines], left=(0,))
 
 
+def one_process_table(result: dict) -> str:
+    """Step times relative to the base optimizer, the median and the middle half: one line per method."""
+    columns = [f"{row['model']}, {OPTIMIZERS[row['optimizer']]}" for row in result["rows"]]
+    names = [name for name in result["rows"][0]["ratios"] if name != "base"]
+    lines = [(label(name), *(_spread(*row["ratios"][name]) for row in result["rows"])) for name in names]
+    return lines_markdown([("method", *columns), *lines], left=(0,))
+
+
 def _spread(low: float, median: float, high: float) -> str:
     return "1" if low == median == high == 1 else f"{median:.2f}× ({low:.2f}–{high:.2f})"
 
@@ -164,6 +174,7 @@ def tables() -> dict[str, str]:
         "results/benchmarks/startup.json": startup_table(_stored("results/benchmarks/startup.json")),
         CONVOLUTIONS: _benchmark(CONVOLUTIONS, convolutions_table, _stored),
         MEMORY: _benchmark(MEMORY, memory_table, _stored),
+        ONE_PROCESS: _benchmark(ONE_PROCESS, one_process_table, _stored),
         "results/benchmarks/scale.json": scale_table(_stored("results/benchmarks/scale.json")),
         **{source: _benchmark(source, bench_report.medians_markdown) for source in RULES},
         THROUGHPUT: _benchmark(THROUGHPUT, throughput_table),

@@ -15,6 +15,7 @@ import optax
 from jax import lax
 
 from looksam.rules import LookSAMState, Rule, StepInfo
+from looksam.rules.pytree import accumulator
 from looksam.trainer import parameter_paths
 from looksam.trainer.data.reading.dataset import Dataset
 from looksam.trainer.data.transforms.augment import mixup, normalize, one_hot_smoothed, random_crop_flip
@@ -108,7 +109,7 @@ def make_loss(recipe: Recipe, dataset: Dataset, model: Model) -> Loss:
     def loss(
         params: Any, axes: tuple[str, ...], context: StepContext, images: jax.Array, labels: jax.Array, keys: jax.Array
     ) -> tuple[jax.Array, Any]:
-        inputs = normalize(images, *moments(dataset))
+        inputs = _inputs(images, dataset, params)
         targets = one_hot_smoothed(labels, dataset.num_classes, recipe.label_smoothing)
         if recipe.mixup:
             inputs, targets = mixup(context.mix_key, inputs, targets, recipe.mixup)
@@ -118,6 +119,11 @@ def make_loss(recipe: Recipe, dataset: Dataset, model: Model) -> Loss:
         return optax.softmax_cross_entropy(logits, targets).mean(), (stats, accuracy)
 
     return loss
+
+
+def _inputs(images: jax.Array, dataset: Dataset, params: Any) -> jax.Array:
+    """The normalised images; in float64 if the parameters are."""
+    return normalize(images, *moments(dataset), dtype=accumulator(params))
 
 
 def moments(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
@@ -244,7 +250,7 @@ def make_eval_loss(dataset: Dataset, model: Model) -> Callable[..., jax.Array]:
     """Returns ``eval_loss(params, stats, images, labels)``: the mean cross-entropy in evaluation mode."""
 
     def eval_loss(params: Any, stats: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
-        logits, _ = model.apply(params, stats, normalize(images, *moments(dataset)), train=False)
+        logits, _ = model.apply(params, stats, _inputs(images, dataset, params), train=False)
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
     return eval_loss
@@ -256,7 +262,7 @@ def make_eval_step(dataset: Dataset, model: Model, layout: Layout | None = None)
 
     def on_device(params: Any, stats: Any, first_row: Any, *batch: jax.Array) -> tuple[Metrics, tuple[()]]:
         images, labels, weight = batch
-        logits, _ = model.apply(params, stats, normalize(images, *moments(dataset)), train=False)
+        logits, _ = model.apply(params, stats, _inputs(images, dataset, params), train=False)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         hits = (jnp.argmax(logits, -1) == labels).astype(jnp.float32)
         sums = {"loss": jnp.sum(weight * losses), "hits": jnp.sum(weight * hits), "images": jnp.sum(weight)}

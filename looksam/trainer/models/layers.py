@@ -1,6 +1,6 @@
 """The layers that the models share, and their initializers.
 
-Parameters are float32; ``dtype`` is the dtype of a layer's computation.
+Parameters are float32, or float64 where a layer computes in it; ``dtype`` is the dtype of a layer's computation.
 """
 
 import math
@@ -135,6 +135,7 @@ def conv(n_in: int, n_out: int, size: int, stride: int, *, dtype: jnp.dtype, rng
         padding=(size - 1) // 2,
         use_bias=False,
         dtype=dtype,
+        param_dtype=wide_dtype(dtype),
         kernel_init=normal(math.sqrt(2 / (size**2 * n_out))),
         rngs=rngs,
     )
@@ -142,8 +143,8 @@ def conv(n_in: int, n_out: int, size: int, stride: int, *, dtype: jnp.dtype, rng
 
 def head(features: int, num_classes: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.Linear:
     """The linear layer to the logits, in float32 or wider, initialized with standard deviation √(1/features)."""
-    init = normal(math.sqrt(1 / features))
-    return nnx.Linear(features, num_classes, dtype=wide_dtype(dtype), kernel_init=init, rngs=rngs)
+    init, wide = normal(math.sqrt(1 / features)), wide_dtype(dtype)
+    return nnx.Linear(features, num_classes, dtype=wide, param_dtype=wide, kernel_init=init, rngs=rngs)
 
 
 def mean_over_positions(x: jax.Array) -> jax.Array:

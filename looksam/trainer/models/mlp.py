@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from looksam.trainer.models import layers, options
-from looksam.trainer.models.functional import MakeModule, Mode
+from looksam.trainer.models.functional import MakeModule, Mode, wide_dtype
 from looksam.trainer.models.layers import head
 
 
@@ -30,7 +30,7 @@ class MLP(nnx.Module):
 
 def _dense(n_in: int, n_out: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.Linear:
     he = layers.normal(math.sqrt(2 / n_in))
-    return nnx.Linear(n_in, n_out, dtype=dtype, kernel_init=he, rngs=rngs)
+    return nnx.Linear(n_in, n_out, dtype=dtype, param_dtype=wide_dtype(dtype), kernel_init=he, rngs=rngs)
 
 
 def mlp(

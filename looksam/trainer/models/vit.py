@@ -97,7 +97,7 @@ class ViT(nnx.Module):
 
     def __init__(self, config: ViTConfig, num_classes: int, rngs: nnx.Rngs):
         self.embed = _dense(config.patch**2 * config.image[2], config.width, config, rngs)
-        start = layers.normal(0.02)(rngs.params(), (config.tokens, config.width), jnp.float32)
+        start = layers.normal(0.02)(rngs.params(), (config.tokens, config.width), wide_dtype(config.dtype))
         self.position = nnx.Param(start)
         self.token = nnx.data(nnx.Param(jnp.zeros(config.width, jnp.float32)) if config.class_token else None)
         self.dropout = Dropout(config.dropout)
@@ -123,7 +123,8 @@ class ViT(nnx.Module):
 
 def _dense(n_in: int, n_out: int, config: ViTConfig, rngs: nnx.Rngs) -> nnx.Linear:
     xavier = layers.uniform(math.sqrt(6 / (n_in + n_out)))
-    return nnx.Linear(n_in, n_out, dtype=config.dtype, kernel_init=xavier, rngs=rngs)
+    wide = wide_dtype(config.dtype)
+    return nnx.Linear(n_in, n_out, dtype=config.dtype, param_dtype=wide, kernel_init=xavier, rngs=rngs)
 
 
 def _patches(images: jax.Array, patch: int) -> jax.Array:
