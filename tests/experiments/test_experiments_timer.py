@@ -42,9 +42,9 @@ def test_the_steps_of_a_runner_continue_after_its_run():
     [
         ({"method": "base", "start": 0.8}, [None] * 20),
         ({"method": "sam"}, [True] * 20),
-        ({"method": "sam", "start": 0.8}, [False] * 16 + [True] * 4),
-        ({"method": "look_sam", "start": 240}, [False] * 20 + [True, *[False] * 4]),  # of 300 steps
-        ({"method": "sam_k", "start": 0.25, "stop": 0.75}, [False] * 5 + [True, *[False] * 4] * 2 + [False] * 5),
+        ({"method": "sam", "start": 0.8}, [None] * 16 + [True] * 4),
+        ({"method": "look_sam", "start": 240}, [None] * 20 + [True, *[False] * 4]),  # of 300 steps
+        ({"method": "sam_k", "start": 0.25, "stop": 0.75}, [None] * 5 + [True, *[False] * 4] * 2 + [None] * 5),
     ],
 )
 def test_a_turn_of_a_runner_has_the_steps_of_the_run_in_their_share(settings, turn):

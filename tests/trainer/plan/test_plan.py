@@ -241,11 +241,12 @@ def test_a_late_rule_costs_the_share_of_steps_on_which_it_acts():
     whole, late = make_plan(recipe), make_plan(recipe, active=0.2)
     base, layer, look = late["methods"]
     assert (whole["active"], late["active"]) == (1.0, 0.2)
-    assert look["programs"] == pytest.approx({"refresh": 0.04, "reuse": 0.96})
+    assert look["programs"] == pytest.approx({"base": 0.8, "refresh": 0.04, "reuse": 0.16})
     times = {name: program["seconds"]["sequential"] for name, program in late["programs"].items()}
-    assert look["hours"] == pytest.approx((0.04 * times["refresh"] + 0.96 * times["reuse"]) * 11_700 / 3600)
+    seconds = 0.8 * times["base"] + 0.04 * times["refresh"] + 0.16 * times["reuse"]
+    assert look["hours"] == pytest.approx(seconds * 11_700 / 3600)
     assert (base, layer) == tuple(whole["methods"][:2])  # the others act on all steps
-    assert "With start=0.8, look_layer_sam acts on 20.0% of the steps; the others run the reuse program" in " ".join(
+    assert "With start=0.8, look_layer_sam acts on 20.0% of the steps; the others run the base program" in " ".join(
         late["notes"]
     )
     text = terminal.as_text(LARGE, late)
@@ -281,7 +282,7 @@ def in_this_thread(as_users_run_it, monkeypatch):
     [
         ({"method": "msam"}, 1, 1, {"base", "refresh"}),
         ({"method": "gsam"}, 0, 2, {"base", "refresh"}),
-        ({"method": "sam", "start": 6}, 0, 2, {"base", "refresh", "reuse"}),
+        ({"method": "sam", "start": 6}, 0, 2, {"base", "refresh"}),
         ({"method": "look_sam", "start": 0.5}, 1, 2, {"base", "refresh", "reuse"}),
     ],
 )

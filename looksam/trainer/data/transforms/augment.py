@@ -53,7 +53,7 @@ def random_crop_flip(key: jax.Array, images: jax.Array, *, padding: int = 4) -> 
 
 
 def normalize(images: jax.Array, mean: ArrayLike, std: ArrayLike, dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """Returns (images / 255 − mean) / std, computed in float32 or wider and rounded to ``dtype``.
+    """Returns (images / 255 − mean) / std, computed in float32, or float64 if ``dtype`` is, and rounded to it.
 
     Args:
       images: uint8 (b, h, w, c).
@@ -70,7 +70,7 @@ def normalize(images: jax.Array, mean: ArrayLike, std: ArrayLike, dtype: DTypeLi
             )
     if not isinstance(std, jax.core.Tracer) and not np.all(np.asarray(std) > 0):
         raise ValueError(f"std={std} is out of range; pass std > 0 (1 for a channel that is constant).")
-    wide = jnp.promote_types(dtype, jnp.float32)
+    wide = jnp.float64 if dtype == jnp.float64 else jnp.float32
     scaled = images.astype(wide) / 255
     return ((scaled - jnp.asarray(mean, wide)) / jnp.asarray(std, wide)).astype(dtype)
 
