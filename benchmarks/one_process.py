@@ -1,6 +1,6 @@
 """What a rule costs in JAX when all methods share one process: step time relative to the base optimizer.
 
-    python benchmarks/one_process.py        # about six minutes, to results/benchmarks/one_process.json
+    python benchmarks/one_process.py        # about seven minutes, to results/benchmarks/one_process.json
 
 `benchmarks/rules.py` gives each method a process of its own, as a user's run has. Which memory a process gets is luck,
 and on a small ResNet the same program takes up to a third longer in one process than in another. Here the programs of
