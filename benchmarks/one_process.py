@@ -17,25 +17,13 @@ prepare_jax()
 
 import timed  # noqa: E402
 
-from looksam.bench.cycle import cycle, miniature  # noqa: E402
-from looksam.bench.harness import whole_cycles  # noqa: E402
-from looksam.bench.jax_subjects import static_steps  # noqa: E402
 from looksam.bench.measure import environment  # noqa: E402
-from looksam.experiments.engine.timer import STEPS, Steps, time_ratios  # noqa: E402
+from looksam.experiments.engine.timer import recipe_ratios  # noqa: E402
 from looksam.methods import settings_of  # noqa: E402
-from looksam.trainer.training import total_steps  # noqa: E402
 
 ROWS = ("base", "sam", "look_sam_5", "look_sam_5@0.8", "asam", "gsam", "msam")
 MODELS = ("vit", "resnet")
 ROUNDS = 9
-
-
-def ratios(recipe):
-    """The quartiles over rounds of each row."""
-    recipes = {row: recipe.replace(**settings_of(row)) for row in ROWS}
-    short = {row: miniature(own, total_steps(own)) for row, own in recipes.items()}
-    steps = {row: Steps(static_steps(own).run, whole_cycles(cycle(own), STEPS)) for row, own in short.items()}
-    return time_ratios(steps, ROUNDS)
 
 
 if __name__ == "__main__":
@@ -46,7 +34,8 @@ if __name__ == "__main__":
     found = []
     for model in MODELS:
         for optimizer, settings in timed.OPTIMIZERS.items():
-            measured = ratios(timed.MODELS[model].replace(**settings))
+            recipe = timed.MODELS[model].replace(**settings)
+            measured = recipe_ratios({row: recipe.replace(**settings_of(row)) for row in ROWS}, ROUNDS)
             found.append({"model": model, "optimizer": optimizer, "ratios": measured})
             print(json.dumps(found[-1]), flush=True)
     result = {"rounds": ROUNDS, "rows": found, "environment": environment()}

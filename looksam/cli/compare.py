@@ -16,11 +16,11 @@ from looksam.trainer.recipe import Recipe
 
 DESCRIPTION = """\
 Train several methods on one recipe, all seeds at once, and compare accuracy, cost and sharpness. Each method runs with
-its own rho and alpha where the recipe has tuned ones, and with the recipe's otherwise. Prints a table; writes a picture
-and results.json. With --tune it selects each method's learning rate, rho and alpha instead, by searches from the
-recipe's values that end when the best is inside what was tried, on a part of the training set (--validation) that is
-held out with clean labels; the test set is not read. --dtype float64 makes the numbers of a small model the same on
-every machine.
+its own learning rate, rho and alpha where the recipe has tuned ones, and with the recipe's otherwise. Prints a table;
+writes a picture and results.json. With --tune it selects each method's learning rate, rho and alpha instead, by
+searches from the recipe's values that end when the best is inside what was tried, on a part of the training set
+(--validation) that is held out with clean labels; the test set is not read. --dtype float64 makes the numbers of a
+small model the same on every machine.
 
 Finished runs and step times are stored in OUT/runs. After Ctrl-C the same command resumes, and one with more methods or
 seeds trains only what is missing. To train and time everything again, delete that folder.

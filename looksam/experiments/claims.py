@@ -25,6 +25,12 @@ def claim(text: str, findings: Mapping[str, Finding]) -> Claim:
     return Claim(text, "not tested here" if not told else "holds" if all(told) else "does not hold", evidence)
 
 
+def of_look_sam(scores: Scores, times: Mapping[str, Sequence[float]], model: str) -> list[Claim]:
+    """The paper's three claims about LookSAM-5, from accuracies by label-noise setting and the quartiles of times."""
+    cost = costs_a_fifth_more(times, "look_sam_5", "LookSAM-5", model)
+    return [keeps_the_gain(scores), beats_sam_5(scores), cost]
+
+
 def keeps_the_gain(scores: Scores) -> Claim:
     """LookSAM-5 keeps at least KEPT % of SAM's gain, wherever SAM gains significantly."""
 

@@ -80,11 +80,7 @@ def findings(
         selected_table(studies, store, seeds),
     ]
     scores = {labels: {row: accuracies(store, rows[row], seeds) for row in CURVES} for labels, rows in recipes.items()}
-    found = [
-        claims.keeps_the_gain(scores),
-        claims.beats_sam_5(scores),
-        claims.costs_a_fifth_more(stored_ratios(store, timed), "look_sam_5", "LookSAM-5", model),
-    ]
+    found = claims.of_look_sam(scores, stored_ratios(store, timed), model)
     return Findings(sentences, tables, figures, notes(next(iter(studies.values())), seeds), found)
 
 

@@ -49,11 +49,7 @@ def _findings(model: str, paper: PaperColumns, store: Store, seeds: int) -> Find
         labels: {row: numbers(found, "test_accuracy") for row, found in rows.items()}
         for labels, rows in records.items()
     }
-    found = [
-        claims.keeps_the_gain(scores),
-        claims.beats_sam_5(scores),
-        claims.costs_a_fifth_more(stored_ratios(store, TIMINGS[model]), "look_sam_5", "LookSAM-5", MODELS[model].label),
-    ]
+    found = claims.of_look_sam(scores, stored_ratios(store, TIMINGS[model]), MODELS[model].label)
     return Findings([f"{c.text}: {c.verdict} ({c.evidence})." for c in found], [table], (), notes, found)
 
 

@@ -4,8 +4,7 @@ Every setting is its starting value times a power of √2. A line varies one set
 factor of 2 below and above the best so far are tried, and the line is extended while its last value is the best. The
 settings of a method take turns: the learning rate, then ρ, then α (for the base, the weight decay), each until its best
 value is inside. If fewer than ``BUDGET`` settings have been tried by then, they take turns again by factors of √2,
-until there are so many: every method gets about the same number. Tuning runs are shorter than the reported ones and
-have a seed of their own.
+until there are so many: every method gets about the same number. Tuning runs have a seed of their own.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -57,12 +57,21 @@ def steps_of_runner(runner: Runner) -> Steps:
 
 def measure(recipes: Mapping[str, Recipe], report: Callable[[str], None]) -> dict[str, Any]:
     """Time and FLOPs per step of each recipe, relative to that of ``"base"``."""
+    return {
+        "ratios": recipe_ratios(recipes, ROUNDS, report),
+        "flops": {name: round(relative_flops(recipe), 4) for name, recipe in recipes.items()},
+    }
+
+
+def recipe_ratios(
+    recipes: Mapping[str, Recipe], rounds: int, report: Callable[[str], None] = lambda line: None
+) -> dict[str, list[float]]:
+    """The ratios of ``time_ratios`` for the trainer's steps of each recipe, all in this process."""
     short = {name: miniature(recipe, total_steps(recipe)) for name, recipe in recipes.items()}
     methods = {
         name: Steps(static_steps(recipe).run, whole_cycles(cycle(recipe), STEPS)) for name, recipe in short.items()
     }
-    ratios = time_ratios(methods, ROUNDS, report)
-    return {"ratios": ratios, "flops": {name: round(relative_flops(recipe), 4) for name, recipe in recipes.items()}}
+    return time_ratios(methods, rounds, report)
 
 
 def stored_ratios(store: Store, name: str) -> dict[str, list[float]]:
