@@ -11,7 +11,6 @@ from looksam.methods import label, settings_of
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.training import total_steps
 
-SETTINGS = BUDGET + 1  # that a method is expected to try; the outcome decides
 HOURS = 3_600_000  # milliseconds in one
 
 
@@ -23,24 +22,29 @@ class Planned(NamedTuple):
     study: SearchStudy
     seeds: int
 
-    def recipes(self) -> list[Recipe]:
-        """One recipe per method."""
-        return [self.study.recipe.replace(**settings_of(row)) for row in self.study.starts]
+    def recipes(self) -> dict[str, Recipe]:
+        """One recipe per method, by row."""
+        return {row: self.study.recipe.replace(**settings_of(row)) for row in self.study.starts}
+
+    def tried(self, row: str) -> int:
+        """The settings that a method is expected to try; the outcome decides."""
+        searched = len(self.study.starts[row]) + (0 if row == "base" else 2)  # the learning rate and the weight decay
+        return max(BUDGET, 2 * searched) + 1
 
     def hours(self) -> float:
         """Hours of one core, for tuning and for the reported runs."""
         epochs = self.study.recipe.epochs
-        tuned = [recipe.replace(epochs=self.study.epochs) for recipe in self.recipes()]
+        tuned = {row: recipe.replace(epochs=self.study.epochs) for row, recipe in self.recipes().items()}
         longer = [self.study.recipe.replace(epochs=round(factor * epochs)) for factor in self.study.longer]
-        one = SETTINGS * sum(cost(Run("tune", recipe)) for recipe in tuned)
-        two = self.seeds * sum(cost(Run("train", recipe)) for recipe in (*self.recipes(), *longer))
+        one = sum(self.tried(row) * cost(Run("tune", recipe)) for row, recipe in tuned.items())
+        two = self.seeds * sum(cost(Run("train", recipe)) for recipe in (*self.recipes().values(), *longer))
         return (one + two) / HOURS
 
     def line(self) -> tuple[str | Value, ...]:
         """A row of the table."""
         recipe, methods = self.study.recipe, len(self.study.starts)
         numbers = (recipe.batch_size, recipe.epochs, self.study.epochs, total_steps(recipe))
-        runs = SETTINGS * methods, self.seeds * (methods + len(self.study.longer))
+        runs = sum(map(self.tried, self.study.starts)), self.seeds * (methods + len(self.study.longer))
         return self.experiment, self.name, *map(str, (*numbers, methods, *runs)), Value(self.hours(), digits=1)
 
 
@@ -74,10 +78,10 @@ def section() -> Section:
             f"{images['train_limit']:,} training images of the first {images['classes']} classes of CIFAR-100 at "
             f"{images['image_size']}² pixels, 2,000 held out of the training set, 2,000 to test on; no augmentation.",
             f"About {hours:.0f} hours of one core, {hours / 2:.0f} hours of two; at most 24 and 12 are allowed.",
-            f"Each method tries about {SETTINGS} settings, in runs of the same length on one seed, scored on the "
-            "held-out images at their end: the base its learning rate and weight decay, the others their learning "
-            "rate, ρ and α. The search starts at values that single runs suggest, by factors of 2 and then of √2, and "
-            "a line of values is extended until the best is inside it.",
+            f"Each method tries about {BUDGET + 1} settings, {BUDGET + 3} where it has an α, in runs of the same "
+            "length on one seed, scored on the held-out images at their end: the learning rate, ρ and α where it has "
+            "them, and the weight decay. The search starts at values that single runs suggest, by factors of 2 and "
+            "then of √2, and a line of values is extended until the best is inside it.",
             "Reported runs have other seeds than tuning. Both the last epoch and the one with the best accuracy on "
             "held-out images are reported; the test set selects nothing.",
         ],

@@ -63,13 +63,14 @@ def _accuracy_table(records: Records) -> Table:
 
 
 def _selected_table(store: Store) -> Table:
-    header = ("batch", "method", "learning rate", "ρ", "α", "settings tried")
+    header = ("batch", "method", "learning rate", "weight decay", "ρ", "α", "settings tried")
     lines: list[tuple[Entry, ...]] = []
     for batch, study in medium_scale.lamb_studies().items():
         for row in study.starts:
             recipe, tried = study.tuned(store, row), str(len(study.tried(store, row)))
-            settings = f"{recipe.learning_rate:g}", setting_entry(recipe, "rho"), setting_entry(recipe, "alpha")
-            lines.append((str(batch), _name(row), *settings, tried))
+            rates = f"{recipe.learning_rate:g}", f"{recipe.weight_decay:g}"
+            rule = setting_entry(recipe, "rho"), setting_entry(recipe, "alpha")
+            lines.append((str(batch), _name(row), *rates, *rule, tried))
     return Table("Selected hyper-parameters", header, lines)
 
 

@@ -93,10 +93,11 @@ def _selected_table(title: str, study: SearchStudy, store: Store) -> Table:
     lines: list[tuple[Entry, ...]] = []
     for row in study.starts:
         recipe, tried = study.tuned(store, row), study.tried(store, row)
-        settings = f"{recipe.learning_rate:g}", setting_entry(recipe, "rho"), setting_entry(recipe, "alpha")
+        rates = f"{recipe.learning_rate:g}", f"{recipe.weight_decay:g}"
+        settings = *rates, setting_entry(recipe, "rho"), setting_entry(recipe, "alpha")
         best = Value(tried[0][1]) if tried else None
         lines.append((_name(row, recipe), *settings, best, str(len(tried))))
-    return Table(title, ("method", "learning rate", "ρ", "α", "held-out %", "settings tried"), lines)
+    return Table(title, ("method", "learning rate", "weight decay", "ρ", "α", "held-out %", "settings tried"), lines)
 
 
 def _figure(
@@ -238,8 +239,7 @@ def how_tuned(seeds: int) -> str:
         f"{medium_scale.VIT.epochs} on the ViT, {seeds} seeds; ± is one standard error. Each method is tuned on "
         "held-out images, in runs of the same length: one setting after another by factors of 2, each until "
         f"its best value is inside what was tried, then by factors of √2 until about {BUDGET} settings have been "
-        "tried. The base tunes its learning rate and its weight decay; the others keep that weight decay, and tune "
-        "the learning rate, ρ, and α where they have one."
+        "tried. All of them tune the learning rate and the weight decay, the rules also ρ, and α where they have one."
     )
 
 

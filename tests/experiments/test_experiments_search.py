@@ -1,4 +1,4 @@
-"""The search for hyper-parameters: it ends inside, asks for nothing twice, and starts from the base's learning rate."""
+"""The search for hyper-parameters: it ends inside, asks for nothing twice, and starts from the base's settings."""
 
 import math
 
@@ -67,13 +67,13 @@ def test_a_study_is_tuned_round_by_round(tmp_path):
     assert finish(store, STUDY, "base", peak) == 5
     assert STUDY.tuned(store, "base") == STUDY.recipe.replace(learning_rate=0.4, weight_decay=0.02)
 
-    score = lambda r: off(r.rho, 0.1) + off(r.alpha, 0.3) + off(r.learning_rate, 0.1)
+    score = lambda r: off(r.rho, 0.1) + off(r.alpha, 0.3) + off(r.learning_rate, 0.1) + off(r.weight_decay, 0.01)
     finish(store, STUDY, "look_sam_5", score)
     tuned = STUDY.tuned(store, "look_sam_5", epochs=20)
     assert (tuned.method, tuned.k, tuned.epochs) == ("look_sam", 5, 20)
-    assert (tuned.rho, tuned.alpha, tuned.learning_rate, tuned.weight_decay) == (0.1, 0.3, 0.1, 0.02)
+    assert (tuned.rho, tuned.alpha, tuned.learning_rate, tuned.weight_decay) == (0.1, 0.3, 0.1, 0.01)
     (selected, best), *others = STUDY.tried(store, "look_sam_5")
-    assert selected == {"rho": 0.1, "alpha": 0.3, "learning_rate": 0.1}
+    assert selected == {"rho": 0.1, "alpha": 0.3, "learning_rate": 0.1, "weight_decay": 0.01}
     assert all(value < best for _, value in others) and len(others) + 1 >= search.BUDGET
 
     finish(store, STUDY, "sam@0.8", lambda recipe: 0.0)  # all alike: where it started

@@ -2,9 +2,9 @@
 
 Every setting is its starting value times a power of √2. A line varies one setting and keeps the others: the values a
 factor of 2 below and above the best so far are tried, and the line is extended while its last value is the best. The
-settings of a method take turns: the learning rate, then ρ, then α (for the base, the weight decay), each until its best
-value is inside. If fewer than ``BUDGET`` settings have been tried by then, they take turns again by factors of √2,
-until there are so many: every method gets about the same number. Tuning runs have a seed of their own.
+settings of a method take turns: the learning rate, then ρ and α where it has them, then the weight decay, each until
+its best value is inside. If fewer than ``BUDGET`` settings have been tried by then, they take turns again by factors of
+√2, until there are so many: every method gets about the same number. Tuning runs have a seed of their own.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -66,8 +66,9 @@ def _moved(point: Point, axis: int, by: int) -> Point:
 class SearchStudy:
     """Methods on one recipe, each with a search of its own.
 
-    The base optimizer searches its learning rate and its weight decay. The others keep that weight decay, and search
-    the learning rate, starting from half of the base's, ρ, and α where they have one.
+    All of them search the learning rate and the weight decay, the rules also ρ, and α where they have one. Rules start
+    from half of the learning rate that was selected for the base, and from its weight decay. They do not keep the
+    latter: a rule regularises too, and with the weight decay that the base needs it may underfit.
     """
 
     recipe: Recipe  # of the reported runs: what all methods share
@@ -81,7 +82,7 @@ class SearchStudy:
         if start is None:
             return []
         points = self._trace(store, row, start).points
-        return [run for point in points for run in self._runs(store, row, settings_at(start, point))]
+        return [run for point in points for run in self._runs(row, settings_at(start, point))]
 
     def is_tuned(self, store: Store, row: str) -> bool:
         """Whether the row's search is complete."""
@@ -102,7 +103,7 @@ class SearchStudy:
         """The recipe of a row at its selected settings, or the best ones so far; then changed."""
         start = self._start(store, row)
         settings = self.starts[row] if start is None else settings_at(start, self._trace(store, row, start).best)
-        return self._shared(store, row).replace(**settings_of(row), **settings).replace(**changes)
+        return self.recipe.replace(**settings_of(row), **settings).replace(**changes)
 
     def reported(self, store: Store) -> dict[str, Recipe]:
         """The recipe of every row that is reported, at its selected settings or the best ones so far."""
@@ -115,18 +116,14 @@ class SearchStudy:
         return {f"base ×{factor:g}": factor for factor in self.longer}
 
     def _start(self, store: Store, row: str) -> Settings | None:
-        """Where the search of a row starts; None before the base is tuned, whose learning rate the others need."""
+        """Where the search of a row starts; None before the base is tuned, from whose settings the others start."""
         if row == "base":
             return dict(self.starts["base"])
         if not self.is_tuned(store, "base"):
             return None
-        return {"learning_rate": RATE_OF_BASE * self.tuned(store, "base").learning_rate, **self.starts[row]}
-
-    def _shared(self, store: Store, row: str) -> Recipe:
-        """What the settings of a row are added to: the recipe, with the weight decay that was selected for the base."""
-        if row == "base" or not self.is_tuned(store, "base"):
-            return self.recipe
-        return self.recipe.replace(weight_decay=self.tuned(store, "base").weight_decay)
+        base = self.tuned(store, "base")
+        rate = RATE_OF_BASE * base.learning_rate
+        return {"learning_rate": rate, **self.starts[row], "weight_decay": base.weight_decay}
 
     def _trace(self, store: Store, row: str, start: Settings) -> Trace:
         key = "search", self.recipe, row, repr(start), self.epochs
@@ -139,12 +136,12 @@ class SearchStudy:
 
     def _score(self, store: Store, row: str, start: Settings, point: Point) -> float | None:
         """The mean held-out accuracy at the end of a point's tuning runs, None while one is missing."""
-        records = [store.get(run) for run in self._runs(store, row, settings_at(start, point))]
+        records = [store.get(run) for run in self._runs(row, settings_at(start, point))]
         ends = [record["validation_accuracy"][-1] for record in records if record]
         return mean_scores([ends])[0] if len(ends) == len(records) else None
 
-    def _runs(self, store: Store, row: str, settings: Settings) -> list[Run]:
-        recipe = self._shared(store, row).replace(**settings_of(row), **settings).replace(epochs=self.epochs)
+    def _runs(self, row: str, settings: Settings) -> list[Run]:
+        recipe = self.recipe.replace(**settings_of(row), **settings).replace(epochs=self.epochs)
         return [Run("tune", recipe.replace(seed=seed)) for seed in SEEDS]
 
 
