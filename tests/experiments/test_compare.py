@@ -166,13 +166,15 @@ def test_a_row_that_never_acts_is_refused_before_anything_trains(tmp_path, capsy
 
 @pytest.mark.parametrize("row", ["sam@0.5", "gsam", "msam"])
 def test_other_rows_are_tuned_too(row, tmp_path):
-    arguments = ["compare", "digits", "--tune", "--methods", row, "--epochs", "2", "--seeds", "1", "--json"]
+    recipe = "digits-noise30-decay"
+    arguments = ["compare", recipe, "--tune", "--methods", row, "--epochs", "2", "--seeds", "1", "--json"]
     assert main([*arguments, "--validation", "0.25", "--out", str(tmp_path)]) == 0
-    methods = json.loads((tmp_path / "tuning.json").read_text())["digits"]["methods"]
+    methods = json.loads((tmp_path / "tuning.json").read_text())[recipe]["methods"]
     assert list(methods) == ["base", row]
     for name, tuning in methods.items():
         selected, grid = tuning["selected"], tuning["grid"]
-        assert len(grid) == len(tuning["accuracy"]) >= 20 and selected in grid
+        assert len(grid) == len(tuning["accuracy"]) >= 12 and selected in grid
+        assert selected.keys() >= {"learning_rate", "weight_decay"}
         assert all(setting.get("start") == (0.5 if "@" in name else None) for setting in grid)
         for setting in {"learning_rate", "weight_decay", "rho", "alpha"} & selected.keys():
             assert min(s[setting] for s in grid) < selected[setting] < max(s[setting] for s in grid)

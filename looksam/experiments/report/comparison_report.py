@@ -31,10 +31,12 @@ def as_markdown(result: dict[str, Any]) -> str:
 
 
 def title(result: dict[str, Any]) -> str:
-    """What was trained: dataset, label noise, model, optimizer and the number of seeds."""
+    """What was trained: dataset, label noise, model, optimizer, the number of seeds, and weight decays of their own."""
     recipe = result["recipe"]
+    tuned = any("weight_decay" in outcome["settings"] for outcome in result.get("methods", {}).values())
     noise = f", {100 * recipe['label_noise']:.0f} % of the training labels random" if recipe["label_noise"] else ""
-    return f"{recipe['dataset']}{noise}, {recipe['model']}, {recipe['optimizer']}, {result['seeds']} seeds"
+    model = f"{recipe['model']}, {recipe['optimizer']}{', weight decay tuned' if tuned else ''}"
+    return f"{recipe['dataset']}{noise}, {model}, {result['seeds']} seeds"
 
 
 def mean_and_error(values: Sequence[float] | np.ndarray, digits: int) -> str:

@@ -55,13 +55,13 @@ DIGITS_STARTS: dict[str, dict[str, float]] = {  # by recipe: where the searches 
 DIGITS_SELECTED: dict[str, dict[str, dict[str, Any]]] = {  # by recipe, then by method
     "digits": {
         "base": {"learning_rate": 0.1},
-        "sam": {"learning_rate": 0.08, "rho": 0.2},
+        "sam": {"learning_rate": 0.025, "rho": 0.1},
         "sam_k": {"learning_rate": 0.1, "rho": 0.2, "k": 5},
-        "look_sam": {"learning_rate": 0.05, "rho": 0.2, "alpha": 0.15, "k": 5},
+        "look_sam": {"learning_rate": 0.05, "rho": 0.2, "alpha": 0.175, "k": 5},
     },
     "digits-noise30": {
         "base": {"learning_rate": 0.003125},
-        "sam": {"learning_rate": 0.02, "rho": 0.4},
+        "sam": {"learning_rate": 0.0125, "rho": 0.4},
         "sam_k": {"learning_rate": 0.005, "rho": 0.4, "k": 5},
         "look_sam": {"learning_rate": 0.05, "rho": 0.4, "alpha": 0.7, "k": 5},
     },
