@@ -148,15 +148,16 @@ def test_the_markdown_of_a_comparison_is_as_it_was():
         "sharpness_test": [0.25, 0.35],
     }
     recipe = {"dataset": "digits", "label_noise": 0.3, "model": "mlp", "optimizer": "sgdm", "learning_rate": 0.05}
+    recipe |= {"weight_decay": 0.01}
     assert (
         as_markdown({"recipe": recipe, "seeds": 2, "methods": {"sam_k": outcome}})
         == """\
 **digits, 30 % of the training labels random, mlp, sgdm, 2 seeds**
 
-| method | learning rate | ρ | α | test accuracy, % | gradients per step | relative step time \
+| method | learning rate | weight decay | ρ | α | test accuracy, % | gradients per step | relative step time \
 | sharpness, train | test |
-|---|---|---|---|---|---|---|---|---|
-| SAM-5 | 0.05 | 0.1 | – | 91.00 ± 1.00 | 1.2 | 1.25× | 0.5000 | 0.300 ± 0.050 |"""
+|---|---|---|---|---|---|---|---|---|---|
+| SAM-5 | 0.05 | 0.01 | 0.1 | – | 91.00 ± 1.00 | 1.2 | 1.25× | 0.5000 | 0.300 ± 0.050 |"""
     )
 
 
