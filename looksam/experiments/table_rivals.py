@@ -7,7 +7,7 @@ import numpy as np
 from looksam.experiments import medium_scale
 from looksam.experiments.claims import KEPT
 from looksam.experiments.engine.runs import Record, Run, Store
-from looksam.experiments.engine.search import BUDGET, SearchStudy, finished_records, search_stages
+from looksam.experiments.engine.search import HOW, SearchStudy, finished_records, search_stages
 from looksam.experiments.engine.statistics import (
     RULE,
     Difference,
@@ -237,9 +237,7 @@ def how_tuned(seeds: int) -> str:
         f"{images['train_limit']:,} training images of {images['classes']} classes of CIFAR-100 at "
         f"{images['image_size']}² pixels, no augmentation, {medium_scale.RESNET.epochs} epochs on the ResNet and "
         f"{medium_scale.VIT.epochs} on the ViT, {seeds} seeds; ± is one standard error. Each method is tuned on "
-        "held-out images, in runs of the same length: one setting after another by factors of 2, each until "
-        f"its best value is inside what was tried, then by factors of √2 until about {BUDGET} settings have been "
-        "tried. All of them tune the learning rate and the weight decay, the rules also ρ, and α where they have one."
+        f"held-out images, in runs of the same length: {HOW}"
     )
 
 

@@ -1,12 +1,13 @@
 """The search for hyper-parameters: it ends inside, asks for nothing twice, and starts from the base's settings."""
 
+import dataclasses
 import math
 
 import pytest
 
 from looksam.experiments.engine import search
 from looksam.experiments.engine.runs import Store
-from looksam.experiments.engine.search import SearchStudy, line_search
+from looksam.experiments.engine.search import SearchStudy, line_search, tuning_stages
 from looksam.trainer.recipe import Recipe
 
 STUDY = SearchStudy(
@@ -79,6 +80,33 @@ def test_a_study_is_tuned_round_by_round(tmp_path):
     finish(store, STUDY, "sam@0.8", lambda recipe: 0.0)  # all alike: where it started
     started = {"method": "sam", "start": 0.8, "rho": 0.4, "learning_rate": 0.2, "weight_decay": 0.02}
     assert STUDY.tuned(store, "sam@0.8") == STUDY.recipe.replace(**started)
+
+
+def test_the_best_mean_over_the_tuning_seeds_is_selected(tmp_path):
+    store = Store(tmp_path)
+    two = dataclasses.replace(STUDY, seeds=(100, 101), one_seed=("sam@0.8",))
+    assert [run.recipe.seed for run in two.tuning(store, "base")] == [100, 101] * 3
+    scores = {0.1: (71.0, 72.0), 0.05: (80.0, 60.0), 0.2: (90.0, 40.0)}  # the highest single one is not selected
+    for run in two.tuning(store, "base"):
+        value = scores[run.recipe.learning_rate][run.recipe.seed - 100]
+        store.add(run, {"validation_accuracy": [99.0, value]})  # the last point of the curve counts
+    finish(store, two, "base", lambda recipe: 0.0)
+    assert two.tuned(store, "base") == STUDY.recipe.replace(learning_rate=0.1, weight_decay=0.01)
+    assert two.tried(store, "base")[0] == ({"learning_rate": 0.1, "weight_decay": 0.01}, 71.5)
+    assert {run.recipe.seed for run in two.tuning(store, "look_sam_5")} == {100, 101}
+    assert {run.recipe.seed for run in two.tuning(store, "sam@0.8")} == {100}
+    assert not dataclasses.replace(two, seeds=(100, 102)).is_tuned(store, "base")  # other seeds, another search
+
+
+def test_what_is_expected_is_the_least_that_a_search_takes(tmp_path):
+    store, rows = Store(tmp_path), ("base", "look_sam_5")
+    ready, later = tuning_stages([STUDY], store, rows)
+    assert len(ready) == 3 and set(ready) < set(later)
+    assert [sum(run.recipe.method == name for run in later) for name in ("base", "look_sam")] == [7, 7]
+    for row in rows:
+        finish(store, STUDY, row, lambda recipe: off(recipe.learning_rate, 0.4))
+    ready, later = tuning_stages([STUDY], store, rows)
+    assert ready == later and len(ready) > 14 and all(run in store for run in ready)
 
 
 def test_tuning_seeds_are_not_reported_ones():

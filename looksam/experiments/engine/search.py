@@ -4,10 +4,13 @@ Every setting is its starting value times a power of √2. A line varies one set
 factor of 2 below and above the best so far are tried, and the line is extended while its last value is the best. The
 settings of a method take turns: the learning rate, then ρ and α where it has them, then the weight decay, each until
 its best value is inside. If fewer than ``BUDGET`` settings have been tried by then, they take turns again by factors of
-√2, until there are so many: every method gets about the same number. Tuning runs have a seed of their own.
+√2, until there are so many: every method gets about the same number. A setting's score is the mean accuracy on the held-out
+images at the end of its tuning runs, which have seeds of their own.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,8 +21,13 @@ from looksam.trainer.recipe import Recipe
 
 BUDGET = 6  # settings, after which no line by factors of √2 begins
 COARSE, FINE = 2, 1  # in powers of √2: first factors of 2, then of √2
-SEEDS = (100,)  # of tuning runs
+SEEDS = (100,)  # of tuning runs, where a study names no others
 RATE_OF_BASE = 0.5  # where the others' learning rates start: sharpness-aware steps mostly prefer smaller ones
+HOW = (  # the search in words, for reports
+    "one setting after another by factors of 2, each until its best value is inside what was tried, then by factors of "
+    f"√2 until about {BUDGET} settings have been tried. All of them tune the learning rate and the weight decay, the "
+    "rules also ρ, and α where they have one."
+)
 
 Point = tuple[int, ...]  # powers of √2, one per setting
 
@@ -75,14 +83,29 @@ class SearchStudy:
     starts: Mapping[str, Settings]  # by row, "base" first: where each search starts
     epochs: int  # of tuning runs
     longer: tuple[float, ...] = ()  # times the epochs, for which the base is trained too
+    seeds: tuple[int, ...] = SEEDS  # of tuning runs
+    one_seed: tuple[str, ...] = ()  # rows that are tuned on the first of these seeds only
 
     def tuning(self, store: Store, row: str) -> list[Run]:
         """The tuning runs of a row that are known to be needed so far; none before the base is tuned."""
         start = self._start(store, row)
         if start is None:
             return []
-        points = self._trace(store, row, start).points
-        return [run for point in points for run in self._runs(row, settings_at(start, point))]
+        return [run for point in self._trace(store, row, start).points for run in self._runs(row, start, point)]
+
+    def expected(self, store: Store, row: str) -> list[Run]:
+        """All tuning runs of a row, if none that is missing improves on the best so far: the fewest there can be."""
+        if self.is_tuned(store, row):
+            return self.tuning(store, row)
+        start = self._start(store, row) or self._after(self.tuned(store, "base"), row)
+
+        @functools.cache
+        def score(point: Point) -> float:
+            known = self._score(store, row, start, point)
+            return -math.inf if known is None else known
+
+        points = line_search(len(start), score).points
+        return [run for point in points for run in self._runs(row, start, point)]
 
     def is_tuned(self, store: Store, row: str) -> bool:
         """Whether the row's search is complete."""
@@ -118,15 +141,16 @@ class SearchStudy:
     def _start(self, store: Store, row: str) -> Settings | None:
         """Where the search of a row starts; None before the base is tuned, from whose settings the others start."""
         if row == "base":
-            return dict(self.starts["base"])
-        if not self.is_tuned(store, "base"):
-            return None
-        base = self.tuned(store, "base")
+            return self.starts["base"]
+        return self._after(self.tuned(store, "base"), row) if self.is_tuned(store, "base") else None
+
+    def _after(self, base: Recipe, row: str) -> Settings:
+        """Where the search of a row starts, given the base at its selected settings."""
         rate = RATE_OF_BASE * base.learning_rate
         return {"learning_rate": rate, **self.starts[row], "weight_decay": base.weight_decay}
 
     def _trace(self, store: Store, row: str, start: Settings) -> Trace:
-        key = "search", self.recipe, row, repr(start), self.epochs
+        key = "search", self.recipe, row, repr(start), self.epochs, self._seeds(row)
         if key not in store.derived:
             trace = line_search(len(start), lambda point: self._score(store, row, start, point))
             if not trace.complete:
@@ -136,13 +160,21 @@ class SearchStudy:
 
     def _score(self, store: Store, row: str, start: Settings, point: Point) -> float | None:
         """The mean held-out accuracy at the end of a point's tuning runs, None while one is missing."""
-        records = [store.get(run) for run in self._runs(row, settings_at(start, point))]
+        records = [store.get(run) for run in self._runs(row, start, point)]
         ends = [record["validation_accuracy"][-1] for record in records if record]
         return mean_scores([ends])[0] if len(ends) == len(records) else None
 
-    def _runs(self, row: str, settings: Settings) -> list[Run]:
-        recipe = self.recipe.replace(**settings_of(row), **settings).replace(epochs=self.epochs)
-        return [Run("tune", recipe.replace(seed=seed)) for seed in SEEDS]
+    def _runs(self, row: str, start: Settings, point: Point) -> tuple[Run, ...]:
+        settings = settings_of(row) | settings_at(start, point) | {"epochs": self.epochs}
+        return _tuning_runs(self.recipe, tuple(settings.items()), self._seeds(row))
+
+    def _seeds(self, row: str) -> tuple[int, ...]:
+        return self.seeds[:1] if row in self.one_seed else self.seeds
+
+
+@functools.cache  # a search asks for the same runs again and again
+def _tuning_runs(recipe: Recipe, settings: tuple[tuple[str, Any], ...], seeds: tuple[int, ...]) -> tuple[Run, ...]:
+    return tuple(Run("tune", recipe.replace(**dict(settings)).replace(seed=seed)) for seed in seeds)
 
 
 def settings_at(start: Settings, point: Point) -> Settings:
@@ -151,6 +183,13 @@ def settings_at(start: Settings, point: Point) -> Settings:
         name: float(f"{value * 2 ** (power / 2):.4g}")
         for (name, value), power in zip(start.items(), point, strict=True)
     }
+
+
+def tuning_stages(studies: Iterable[SearchStudy], store: Store, rows: Sequence[str]) -> Iterator[list[Run]]:
+    """The tuning runs of some rows, "base" among them: what can be trained by now, then all that are expected."""
+    pairs = [(study, row) for study in studies for row in rows]
+    yield [run for study, row in pairs for run in study.tuning(store, row)]
+    yield [run for study, row in pairs for run in study.expected(store, row)]
 
 
 def search_stages(studies: Iterable[SearchStudy], store: Store, seeds: int) -> Iterator[list[Run]]:
