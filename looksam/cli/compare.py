@@ -16,9 +16,9 @@ from looksam.trainer.recipe import Recipe
 
 DESCRIPTION = """\
 Train several methods on one recipe, all seeds at once, and compare accuracy, cost and sharpness. Each method runs with
-its own learning rate, rho and alpha where the recipe has tuned ones, and with the recipe's otherwise. Prints a table;
-writes a picture and results.json. With --tune it selects each method's learning rate, rho and alpha instead, by
-searches from the recipe's values that end when the best is inside what was tried, on a part of the training set
+its own learning rate, weight decay, rho and alpha where the recipe has tuned ones, and with the recipe's otherwise.
+Prints a table; writes a picture and results.json. With --tune it selects these four instead, by four searches per
+method around the recipe's values that end when the best is inside what was tried, on a part of the training set
 (--validation) that is held out with clean labels; the test set is not read. --dtype float64 makes the numbers of a
 small model the same on every machine.
 
@@ -30,7 +30,7 @@ methods: {", ".join(METHODS)};
          sam_10 and look_sam_10 name the period as well, and look_sam_5@0.8 acts in the last fifth of the run
 
 examples:
-  looksam compare                                  digits with 30 % label noise and with clean labels
+  looksam compare                                  digits with 30 % label noise, without and with weight decay
   looksam compare digits-noise30 --tune --validation 0.25 --seeds 5
   looksam compare digits --optimizer lamb --learning-rate 0.02 --methods base layer_sam look_layer_sam
   looksam compare digits --methods base sam sam@0.8 asam gsam msam --tune --validation 0.25
@@ -42,14 +42,14 @@ DEFAULT_METHODS = ("base", "sam", "sam_k", "look_sam")
 
 def _add_arguments(parser: Parser) -> None:
     parser.usage = "looksam compare [RECIPE ...] [--methods M ...] [--seeds N] [--tune] [--SETTING VALUE ...]"
-    names = ["digits-noise30", "digits"]
+    names = ["digits-noise30", "digits-noise30-decay"]
     recipes = f"names that `looksam recipes` lists, or files ({' '.join(names)})"
     parser.add_argument("recipes", metavar="RECIPE", nargs="*", default=names, help=recipes)
     methods = f"the methods to compare ({' '.join(DEFAULT_METHODS)})"
     parser.add_argument("--methods", nargs="+", type=_rows, default=[DEFAULT_METHODS], metavar="M", help=methods)
     parser.add_argument("--seeds", type=int, default=10, metavar="N", help="runs of each method (10)")
     parser.add_argument("--rounds", type=int, default=20, metavar="N", help="rounds of interleaved timing (20)")
-    parser.add_argument("--tune", action="store_true", help="select rho and alpha on a validation split instead")
+    parser.add_argument("--tune", action="store_true", help="select hyper-parameters on a validation split instead")
     parser.add_argument("--out", default="build/compare", metavar="DIR", help="folder of the results (build/compare)")
     add_json(parser)
     add_quiet(parser)

@@ -1,9 +1,10 @@
 """`looksam compare`: methods side by side on one recipe, the engine's smallest client.
 
-``compare`` trains every method at its selected hyper-parameters and times its steps; ``tune`` selects ρ and α on a
+``compare`` trains every method at its selected hyper-parameters and times its steps; ``tune`` selects them on a
 validation split.
 """
 
+import itertools
 import json
 import pathlib
 from collections.abc import Callable
@@ -25,19 +26,22 @@ from looksam.trainer.rule_settings import gradients_per_step
 from looksam.trainer.run_folder.run_directory import write_atomically
 
 VERSION = 1  # of results.json and tuning.json
-SEARCHED = ("learning_rate", "rho", "alpha")
-RATES = (1.0, 0.1)  # times the learning rate at which a search starts
+OF_OPTIMIZER = ("learning_rate", "weight_decay")
+STRENGTHS = ("weight_decay", "rho", "alpha")  # how much a method regularises
+# As in engine/search.py: where all regularise too much together, a line over the learning rate would end far below.
+SEARCHED = (*STRENGTHS, "learning_rate")
+START_RATES, START_STRENGTHS = (1.0, 0.1), (1.0, 0.25)  # times the values of a recipe: four searches start there
 Report = Callable[[str], None]
 
 
 def selected(name: str, recipe: Recipe, rows: list[str]) -> dict[str, Settings]:
     """The hyper-parameters tuned for the recipe of this name; where there are none, those to start from.
 
-    A recipe that was given another optimizer or learning rate keeps its own learning rate.
+    A recipe that was given another optimizer, learning rate or weight decay keeps its own rate and decay.
     """
     tuned = DIGITS_SELECTED.get(name, {})
-    if tuned and not _has_own_rate(name, recipe):
-        tuned = {method: _without_rate(settings) for method, settings in tuned.items()}
+    if tuned and not _has_listed_optimizer(name, recipe):
+        tuned = {method: _of_rule(settings) for method, settings in tuned.items()}
     rho = float(tuned.get("sam", {}).get("rho", recipe.rho))
     rules = {
         row: (tuned.get(method) or starting_settings(recipe, method, rho)) | _named(row)
@@ -46,32 +50,30 @@ def selected(name: str, recipe: Recipe, rows: list[str]) -> dict[str, Settings]:
     return {"base": tuned.get("base", {})} | rules
 
 
-def _has_own_rate(name: str, recipe: Recipe) -> bool:
+def _has_listed_optimizer(name: str, recipe: Recipe) -> bool:
     listed = DIGITS_RECIPES[name]
-    return (recipe.optimizer, recipe.learning_rate) == (listed.optimizer, listed.learning_rate)
+    return all(getattr(recipe, setting) == getattr(listed, setting) for setting in ("optimizer", *OF_OPTIMIZER))
 
 
-def _without_rate(settings: Settings) -> Settings:
-    return {name: value for name, value in settings.items() if name != "learning_rate"}
+def _of_rule(settings: Settings) -> Settings:
+    return {name: value for name, value in settings.items() if name not in OF_OPTIMIZER}
 
 
 def starts(name: str, recipe: Recipe, rows: list[str]) -> dict[str, Settings]:
-    """Where the search of each method starts: at the recipe's learning rate for all, and its own ρ, α and k.
+    """Where the searches of each method start: the recipe's learning rate and weight decay, and its own ρ, α and k.
 
     The recipes that were tuned have starts of their own, for the same search again; other values that a recipe was
     given come first.
     """
     if name in DIGITS_STARTS:
-        listed = DIGITS_RECIPES[name]
-        kept = {
-            key: value for key, value in DIGITS_STARTS[name].items() if getattr(recipe, key) == getattr(listed, key)
-        }
-        recipe = recipe.replace(**kept)
-    rate = {"learning_rate": recipe.learning_rate}
+        listed, start = DIGITS_RECIPES[name], DIGITS_STARTS[name]
+        recipe = recipe.replace(**{k: v for k, v in start.items() if getattr(recipe, k) == getattr(listed, k)})
+    shared = {setting: value for setting in OF_OPTIMIZER if (value := getattr(recipe, setting))}
     rules = {
-        row: rate | starting_settings(recipe, method, recipe.rho) | _named(row) for row, method in _rules(rows).items()
+        row: shared | starting_settings(recipe, method, recipe.rho) | _named(row)
+        for row, method in _rules(rows).items()
     }
-    return {"base": rate} | rules
+    return {"base": shared} | rules
 
 
 def _rules(rows: list[str]) -> dict[str, str]:
@@ -99,7 +101,7 @@ def compare(
 
     Args:
       recipe: what all methods share.
-      settings: the ρ, α and k of each method, by the name of its row. ``"base"`` is always trained.
+      settings: each method's hyper-parameters, by the name of its row. ``"base"`` is always trained.
       seeds: the number of runs of each method, from ``recipe.seed`` on.
       rounds: the number of rounds of interleaved timing.
       store: where finished runs are kept; those in it are not trained again.
@@ -155,11 +157,12 @@ def tune(
     report: Report = print,
     progress: Progress = lambda title, done, total: None,
 ) -> dict[str, Any]:
-    """Selects each method's learning rate, ρ and α by their mean accuracy on a validation split.
+    """Selects each method's learning rate, weight decay, ρ and α by their mean accuracy on a validation split.
 
-    The better of two line searches, as in the experiments (``engine/search.py``), from ``starts`` and from a tenth of
-    its learning rate: a small rate regularises too, and accuracy may have a maximum there. Every method gets about the
-    same number of settings, and no selected value is at the edge of those tried. The split is taken from the training
+    The best of four line searches, as in the experiments (``engine/search.py``): from ``starts``, from a tenth of its
+    learning rate, and from both with a quarter of its ρ, α and weight decay. Accuracy may have several maxima: a small
+    rate regularises too, and so does a large weight decay. Every method, the base too, has as many searches, and no
+    selected value is at the edge of those tried; what is 0 at the start stays 0. The split is taken from the training
     set, so the test set is not read. All settings and seeds of a round train together, if the model is small. ``store``
     and ``progress`` are those of ``compare``.
     """
@@ -174,7 +177,7 @@ def tune(
 
     def search(row: str, start: Settings) -> tuple[Settings, dict[str, tuple[Settings, list[float]]]]:
         """The best settings, and all that were tried with the accuracies of their seeds."""
-        searched = {name: value for name, value in start.items() if name in SEARCHED and value > 0}
+        searched = {name: start[name] for name in SEARCHED if start.get(name, 0) > 0}
         tried: dict[str, tuple[Settings, list[float]]] = {}
         setting = lambda point: start | settings_at(searched, point)
         score = lambda point: mean_scores([tried[key][1]])[0] if (key := str(setting(point))) in tried else None
@@ -192,8 +195,9 @@ def tune(
     for row, start in starts.items():
         tried: dict[str, tuple[Settings, list[float]]] = {}
         ends = []
-        for share in RATES:
-            end, found = search(row, start | {"learning_rate": start["learning_rate"] * share})
+        for rate, strength in itertools.product(START_RATES, START_STRENGTHS):
+            weaker = {name: start[name] * strength for name in STRENGTHS if name in start}
+            end, found = search(row, start | weaker | {"learning_rate": start["learning_rate"] * rate})
             ends.append(end)
             tried |= found
         chosen = max(ends, key=lambda end: mean_scores([tried[str(end)][1]])[0])

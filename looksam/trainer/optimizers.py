@@ -47,12 +47,19 @@ def _linear_decay(peak: Any, steps: int) -> optax.Schedule:
     return optax.linear_schedule(peak, 0.0, steps)
 
 
-def make_optimizer(recipe: Recipe, total_steps: int, peak: Any = None) -> optax.GradientTransformation:
-    """The base optimizer: SGD-M with L2 decay, or AdamW or LAMB with decoupled decay, after clipping by global norm."""
-    rate, decay = make_schedule(recipe, total_steps, peak), recipe.weight_decay
+def make_optimizer(
+    recipe: Recipe, total_steps: int, peak: Any = None, weight_decay: Any = None
+) -> optax.GradientTransformation:
+    """The base optimizer: SGD-M with L2 decay, or AdamW or LAMB with decoupled decay, after clipping by global norm.
+
+    ``peak`` and ``weight_decay`` replace the recipe's; sweeps pass traced values.
+    """
+    rate = make_schedule(recipe, total_steps, peak)
+    decay = recipe.weight_decay if weight_decay is None else weight_decay
     mask = None if recipe.decay_all else is_kernel
     if recipe.optimizer == "sgdm":
-        parts = [optax.add_decayed_weights(decay, mask)] if decay else []
+        without = weight_decay is None and not decay  # a traced value may be 0, and then changes nothing
+        parts = [] if without else [optax.add_decayed_weights(decay, mask)]
         base = optax.chain(*parts, optax.sgd(rate, momentum=recipe.momentum))
     elif recipe.optimizer == "adamw":
         base = optax.adamw(rate, weight_decay=decay, mask=mask)

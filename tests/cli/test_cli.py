@@ -187,7 +187,7 @@ def test_recipes_are_listed(cli):
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
-        ("noise", ["digits-noise30"]),
+        ("noise", ["digits-noise30", "digits-noise30-decay"]),
         ("vit_s32-*-5", ["vit_s32-sam_k-5", "vit_s32-look_sam-5"]),
         ("digit?", ["digits"]),
     ],

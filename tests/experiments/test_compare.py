@@ -12,7 +12,7 @@ import pytest
 
 from looksam.cli import main
 from looksam.cli.work_progress import WorkProgress
-from looksam.experiments.comparison import _without_rate, compare, read_results, selected
+from looksam.experiments.comparison import _of_rule, compare, read_results, selected
 from looksam.experiments.engine.runs import Store
 from looksam.experiments.report.comparison_report import as_text
 from looksam.trainer.recipe import Recipe
@@ -46,7 +46,7 @@ def test_rows_may_name_their_period_and_start(tmp_path, capsys):
     gradients = {row: outcome["gradients_per_step"] for row, outcome in result["methods"].items()}
     assert gradients == pytest.approx(dict(zip(rows, (1, 4 / 3, 1.5, 1.125, 2, 1), strict=True)))
     settings = {row: outcome["settings"] for row, outcome in result["methods"].items()}
-    tuned = {name: _without_rate(found) for name, found in DIGITS_SELECTED["digits"].items()}  # the rate is given
+    tuned = {name: _of_rule(found) for name, found in DIGITS_SELECTED["digits"].items()}  # the rate is given
     assert settings["sam@0.5"] == tuned["sam"] | {"start": 0.5}
     assert settings["look_sam_2@0.75"] == tuned["look_sam"] | {"k": 2, "start": 0.75}
     assert settings["msam"] == {"rho": pytest.approx(5 * tuned["sam"]["rho"])}
@@ -62,7 +62,7 @@ def test_rows_may_name_their_period_and_start(tmp_path, capsys):
 def test_a_tuned_learning_rate_is_kept_unless_another_is_given():
     recipe, tuned = DIGITS_RECIPES["digits"], DIGITS_SELECTED["digits"]
     assert selected("digits", recipe, ["sam"]) == {"base": tuned["base"], "sam": tuned["sam"]}
-    for changes in ({"learning_rate": 0.123}, {"optimizer": "lamb"}):
+    for changes in ({"learning_rate": 0.123}, {"weight_decay": 0.123}, {"optimizer": "lamb"}):
         found = selected("digits", recipe.replace(**changes), ["sam"])
         assert found == {"base": {}, "sam": {"rho": tuned["sam"]["rho"]}}
 
@@ -166,15 +166,17 @@ def test_a_row_that_never_acts_is_refused_before_anything_trains(tmp_path, capsy
 
 @pytest.mark.parametrize("row", ["sam@0.5", "gsam", "msam"])
 def test_other_rows_are_tuned_too(row, tmp_path):
-    arguments = ["compare", "digits", "--tune", "--methods", row, "--epochs", "2", "--seeds", "1", "--json"]
+    recipe = "digits-noise30-decay"
+    arguments = ["compare", recipe, "--tune", "--methods", row, "--epochs", "2", "--seeds", "1", "--json"]
     assert main([*arguments, "--validation", "0.25", "--out", str(tmp_path)]) == 0
-    methods = json.loads((tmp_path / "tuning.json").read_text())["digits"]["methods"]
+    methods = json.loads((tmp_path / "tuning.json").read_text())[recipe]["methods"]
     assert list(methods) == ["base", row]
     for name, tuning in methods.items():
         selected, grid = tuning["selected"], tuning["grid"]
-        assert len(grid) == len(tuning["accuracy"]) >= 8 and selected in grid
+        assert len(grid) == len(tuning["accuracy"]) >= 12 and selected in grid
+        assert selected.keys() >= {"learning_rate", "weight_decay"}
         assert all(setting.get("start") == (0.5 if "@" in name else None) for setting in grid)
-        for setting in {"learning_rate", "rho", "alpha"} & selected.keys():
+        for setting in {"learning_rate", "weight_decay", "rho", "alpha"} & selected.keys():
             assert min(s[setting] for s in grid) < selected[setting] < max(s[setting] for s in grid)
 
 

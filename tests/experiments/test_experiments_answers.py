@@ -121,8 +121,8 @@ def test_a_run_that_was_lost_does_not_stop_the_report(tmp_path, monkeypatch):
 def test_runs_that_depend_on_others_are_told_apart(tmp_path):
     ready, later = missing(Store(tmp_path), [CIFAR100.stages], SEEDS)
     assert len(ready) == 2 * 3 * 2 and {run.recipe.method for run in ready} == {"base"}
-    # By label-noise setting at least seven settings per row, on one seed where k is 10 or 20, else on two.
-    assert sum(run.kind == "tune" for run in later) == 2 * 7 * (4 * 2 + 4) - len(ready)
+    # By label-noise setting at least seven settings per row, nine with α, on one seed where k is 10 or 20, else on two.
+    assert sum(run.kind == "tune" for run in later) == 2 * ((3 * 7 + 9) * 2 + 2 * 7 + 2 * 9) - len(ready)
     assert sum(run.kind == "train" for run in later) == 2 * 8 * SEEDS  # all start as at k = 5
 
 

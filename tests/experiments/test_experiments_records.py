@@ -32,7 +32,7 @@ SHORT = Recipe(
     method="sam",
     rho=0.1,
 )
-RECIPES = [SHORT.replace(seed=3), SHORT.replace(seed=4, learning_rate=0.02, rho=0.3)]
+RECIPES = [SHORT.replace(seed=3), SHORT.replace(seed=4, learning_rate=0.02, weight_decay=0.01, rho=0.3)]
 
 
 def done(runs):
@@ -160,7 +160,8 @@ def test_a_step_of_drift_is_the_trainers():
     params, opt_state = state.params, None
     for batch in epoch_batches(400, 50, 0, 0)[:3]:
         state, _ = trainers(state, images[batch], labels[batch], True)
-        params, opt_state, _ = ours(params, opt_state, {}, batch, recipe.rho, recipe.learning_rate)
+        hyperparams = recipe.rho, recipe.learning_rate, recipe.weight_decay
+        params, opt_state, _ = ours(params, opt_state, {}, batch, *hyperparams)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13), params, state.params)
 
 

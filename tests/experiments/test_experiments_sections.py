@@ -89,7 +89,7 @@ def test_stages_come_in_order_and_nothing_is_asked_for_twice(stored, monkeypatch
             else:
                 k = recipe.k if recipe.k in (10, 20) else 5
                 assert i > last[place, recipe.method, k, recipe.scaling]
-    assert {run.kind for run in rounds[-1]} == {"train"} and len(rounds) == 4 + 6 + 1  # base, rules, reports
+    assert {run.kind for run in rounds[-1]} == {"train"} and len(rounds) == 4 + 7 + 1  # base, rules, reports
     asked = [(run.key, run.recipe.seed) for runs in rounds for run in runs]
     assert len(asked) == len(set(asked)) == len(lines)
     assert all(run.recipe.data_dir == "data" for runs in rounds for run in runs)
@@ -101,7 +101,7 @@ def test_a_summary_has_every_run(stored):
     runs = summary(EXPERIMENTS["cifar100"], stored[0], SEEDS)["runs"]
     tuned = [entry for key, entry in runs.items() if key.startswith("tune")]
     trained = [entry for key, entry in runs.items() if key.startswith("train")]
-    settings = {"base": 7, "sam": 7, "sam_k": 3 * 7, "look_sam": 9 + 2 * 10}  # tried for all k
+    settings = {"base": 7, "sam": 9, "sam_k": 3 * 9, "look_sam": 11 + 2 * 12}  # tried for all k
     assert Counter(entry["recipe"].get("method", "base") for entry in tuned) == {n: 2 * m for n, m in settings.items()}
     assert len(trained) == 2 * 12
     for entry in [*tuned, *trained]:
@@ -154,7 +154,7 @@ def test_selected_is_what_has_the_best_held_out_accuracy(report):
             base = small_scale.RESNET if name == "cifar100" else small_scale.VIT
             recipe = base.replace(method=key, k=k, label_noise=NOISES[column])
             assert row["held-out %"].value == pytest.approx(WORLD.level(recipe))
-            assert row["settings tried"] == {"look_sam": "9" if k == 5 else "10"}.get(key, "7")
+            assert row["settings tried"] == {"base": "7", "look_sam": "11" if k == 5 else "12"}.get(key, "9")
             assert (row["training loss"].value, row["training loss"].error) == (
                 pytest.approx(0.01),
                 pytest.approx(1e-3),
@@ -166,7 +166,7 @@ def test_nothing_that_is_selected_is_at_the_edge_of_what_was_tried(stored):
     for study in (study for group in studies for study in group.values()):
         for row, start in study.starts.items():
             (selected, _), *others = study.tried(stored[0], row)
-            assert selected.keys() == start.keys() | {"learning_rate"}
+            assert selected.keys() == start.keys() | {"learning_rate", "weight_decay"}
             for name, value in selected.items():
                 tried = [settings[name] for settings, _ in others]
                 assert min(tried) < value < max(tried)

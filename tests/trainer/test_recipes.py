@@ -105,9 +105,16 @@ def test_large_batch(batch, warmup, rate, rho, layer_rho, alpha, decay):
         check(f"{prefix}-look_layer_sam-randaugment-mixup", mixup=0.2, **shared)
 
 
-@pytest.mark.parametrize(("name", "noise"), [("digits", 0.0), ("digits-noise30", 0.3)])
-def test_digits(name, noise):
-    check(name, label_noise=noise, **DIGITS)
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("digits", {}),
+        ("digits-noise30", {"label_noise": 0.3}),
+        ("digits-noise30-decay", {"label_noise": 0.3, "weight_decay": 0.02}),
+    ],
+)
+def test_digits(name, changes):
+    check(name, **DIGITS | {"label_noise": 0.0} | changes)
 
 
 def test_every_method_of_the_digits_recipes_is_tuned():
@@ -160,7 +167,7 @@ def test_every_recipe_is_in_one_table():
     assert {table: len(recipes) for table, (_, recipes) in TABLES.items()} == {
         "augment_64k": 2 * 2,
         "cifar100": 3 * 8,
-        "digits": 2,
+        "digits": 3,
         "own": 2,
         "small": 4,
         "large_batch": 5 * 5,

@@ -116,7 +116,7 @@ def _drift_records(recipe: Recipe, runs: Sequence[Run]) -> Iterator[list[tuple[R
         state, opt_state, steps = drift.init(params), None, []
         for epoch in range(recipe.epochs):
             for batch in epoch_batches(len(train), recipe.batch_size, seed, epoch):
-                hyperparams = run.recipe.rho, run.recipe.learning_rate
+                hyperparams = run.recipe.rho, run.recipe.learning_rate, run.recipe.weight_decay
                 params, opt_state, parts = step(params, opt_state, stats, batch, *hyperparams)
                 state, changes = drift.update(state, parts)
                 steps.append(changes)
@@ -131,8 +131,8 @@ def _make_drift_step(recipe: Recipe, dataset: Any, model: Model, total_steps: in
     keys = jax.random.split(key, recipe.batch_size)
 
     @jax.jit
-    def step(params: Any, opt_state: Any, stats: Any, rows: Any, rho: Any, rate: Any) -> tuple[Any, Any, Any]:
-        tx = make_optimizer(recipe, total_steps, rate)
+    def step(params: Any, opt_state: Any, stats: Any, rows: Any, rho: Any, rate: Any, decay: Any) -> tuple[Any, ...]:
+        tx = make_optimizer(recipe, total_steps, rate, decay)
         opt_state = tx.init(params) if opt_state is None else opt_state
 
         def batch_loss(w: Any) -> jax.Array:

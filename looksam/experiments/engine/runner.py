@@ -1,7 +1,7 @@
 """The runner: many runs of one program, vmapped over seeds and hyper-parameters, or one by one.
 
-Runs of one recipe may differ in their seed, learning rate, ρ and α; all else is compiled in. ``Runner`` holds the
-programs and the state of the runs that train together.
+Runs of one recipe may differ in their seed, learning rate, weight decay, ρ and α; all else is compiled in. ``Runner``
+holds the programs and the state of the runs that train together.
 """
 
 import dataclasses
@@ -24,7 +24,13 @@ from looksam.trainer.training import make_model
 
 SHARPNESS_RHO = 0.05  # one radius for all methods, so that the numbers compare
 SHARPNESS_IMAGES = 1200  # the first images of a set; all of digits
-VMAPPED_SETTINGS = ("seed", "learning_rate", "rho", "alpha")  # what may differ between the runs of one program
+VMAPPED_SETTINGS = (
+    "seed",
+    "learning_rate",
+    "weight_decay",
+    "rho",
+    "alpha",
+)  # what may differ between the runs of one program
 CURVE_POINTS = 10  # of a learning curve
 
 
@@ -39,6 +45,7 @@ class Hyperparams(NamedTuple):
     """The hyper-parameters that are arguments of the program: arrays with one entry per run."""
 
     learning_rate: jax.Array
+    weight_decay: jax.Array
     rho: jax.Array
     alpha: jax.Array
 
@@ -86,7 +93,7 @@ class Runner:
             if recipe.replace(**{name: getattr(self.recipe, name) for name in VMAPPED_SETTINGS}) != self.recipe:
                 raise ValueError(f"vmapped runs may only differ in {', '.join(VMAPPED_SETTINGS)}, not as {recipe}.")
         self._seeds = [recipe.seed for recipe in recipes]
-        values = [(recipe.peak_learning_rate(), recipe.rho, recipe.alpha) for recipe in recipes]
+        values = [(r.peak_learning_rate(), r.weight_decay, r.rho, r.alpha) for r in recipes]
         self._hyperparams = Hyperparams(*jnp.asarray(values, jnp.float32).T)
         self._epoch, self._order = -1, np.zeros((0, 0, 0), np.int32)
         self.state: TrainState = self._init(jnp.asarray(self._seeds, jnp.uint32))
@@ -160,14 +167,14 @@ class Runner:
         @jax.jit
         @over_runs
         def init(seed: jax.Array) -> TrainState:
-            tx = make_optimizer(self.recipe, self.total_steps)
+            tx = make_optimizer(self.recipe, self.total_steps, weight_decay=0.0)  # its state is that of any value
             return init_state(jax.random.key(seed), self.model, self.rule, tx, self.recipe.freeze)
 
         @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
         def step(refresh: bool | None, state: TrainState, data: Any, batch: Any, hyperparams: Any) -> tuple[Any, Any]:
             def one_run(state: TrainState, batch: jax.Array, values: Hyperparams) -> tuple[TrainState, jax.Array]:
                 rule = make_rule(self.recipe, self.total_steps, values.rho, values.alpha)
-                tx = make_optimizer(self.recipe, self.total_steps, values.learning_rate)
+                tx = make_optimizer(self.recipe, self.total_steps, values.learning_rate, values.weight_decay)
                 train_step = make_train_step(self.recipe, self.dataset, self.model, rule, tx)
                 state, metrics = train_step(state, data[0][batch], data[1][batch], refresh)
                 return state, metrics["loss"]

@@ -2,10 +2,10 @@
 
 Every setting is its starting value times a power of √2. A line varies one setting and keeps the others: the values a
 factor of 2 below and above the best so far are tried, and the line is extended while its last value is the best. The
-settings of a method take turns: the learning rate, then ρ and α where it has them, then the weight decay, each until
-its best value is inside. If fewer than ``BUDGET`` settings have been tried by then, they take turns again by factors of
-√2, until there are so many: every method gets about the same number. A setting's score is the mean accuracy on the held-out
-images at the end of its tuning runs, which have seeds of their own.
+settings of a method take turns, each until its best value is inside: the base's learning rate, then its weight decay; a
+rule's weight decay, then ρ and α, then the learning rate. If fewer than ``BUDGET`` settings have been tried by then,
+they take turns again by factors of √2, until there are so many: every method gets about the same number. A setting's
+score is the mean accuracy on the held-out images at the end of its tuning runs, which have seeds of their own.
 """
 
 import functools
@@ -75,8 +75,9 @@ class SearchStudy:
     """Methods on one recipe, each with a search of its own.
 
     All of them search the learning rate and the weight decay, the rules also ρ, and α where they have one. Rules start
-    from half of the learning rate that was selected for the base, and from its weight decay. They do not keep the
-    latter: a rule regularises too, and with the weight decay that the base needs it may underfit.
+    from half of the learning rate that was selected for the base, and from its weight decay. That may be too much for a
+    rule, which regularises too, so it comes first: where all regularise too much together, a line over the learning
+    rate would end far below.
     """
 
     recipe: Recipe  # of the reported runs: what all methods share
@@ -147,7 +148,7 @@ class SearchStudy:
     def _after(self, base: Recipe, row: str) -> Settings:
         """Where the search of a row starts, given the base at its selected settings."""
         rate = RATE_OF_BASE * base.learning_rate
-        return {"learning_rate": rate, **self.starts[row], "weight_decay": base.weight_decay}
+        return {"weight_decay": base.weight_decay, **self.starts[row], "learning_rate": rate}
 
     def _trace(self, store: Store, row: str, start: Settings) -> Trace:
         key = "search", self.recipe, row, repr(start), self.epochs, self._seeds(row)

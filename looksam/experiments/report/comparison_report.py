@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 HEADER = (
-    *("method", "learning rate", "ρ", "α", "test accuracy, %", "gradients per step", "relative step time"),
-    *("sharpness, train", "test"),
+    *("method", "learning rate", "weight decay", "ρ", "α", "test accuracy, %", "gradients per step"),
+    *("relative step time", "sharpness, train", "test"),
 )
 
 
@@ -31,10 +31,12 @@ def as_markdown(result: dict[str, Any]) -> str:
 
 
 def title(result: dict[str, Any]) -> str:
-    """What was trained: dataset, label noise, model, optimizer and the number of seeds."""
+    """What was trained: dataset, label noise, model, optimizer, the number of seeds, and weight decays of their own."""
     recipe = result["recipe"]
+    tuned = any("weight_decay" in outcome["settings"] for outcome in result.get("methods", {}).values())
     noise = f", {100 * recipe['label_noise']:.0f} % of the training labels random" if recipe["label_noise"] else ""
-    return f"{recipe['dataset']}{noise}, {recipe['model']}, {recipe['optimizer']}, {result['seeds']} seeds"
+    model = f"{recipe['model']}, {recipe['optimizer']}{', weight decay tuned' if tuned else ''}"
+    return f"{recipe['dataset']}{noise}, {model}, {result['seeds']} seeds"
 
 
 def mean_and_error(values: Sequence[float] | np.ndarray, digits: int) -> str:
@@ -59,15 +61,15 @@ def draw_comparison(results: Sequence[dict[str, Any]], path: pathlib.Path) -> No
 
 
 def _rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
-    rate = result["recipe"]["learning_rate"]
-    return [_row(method, outcome, rate) for method, outcome in result["methods"].items()]
+    return [_row(method, outcome, result["recipe"]) for method, outcome in result["methods"].items()]
 
 
-def _row(method: str, outcome: dict[str, Any], rate: float) -> tuple[str, ...]:
+def _row(method: str, outcome: dict[str, Any], recipe: dict[str, Any]) -> tuple[str, ...]:
     settings, (_, time_ratio, _) = outcome["settings"], outcome["time_ratio"]
     return (
         label(method, k=settings.get("k")),
-        f"{settings.get('learning_rate', rate):.3g}",
+        f"{settings.get('learning_rate', recipe['learning_rate']):.3g}",
+        f"{settings.get('weight_decay', recipe['weight_decay']):.3g}",
         f"{settings['rho']:.3g}" if "rho" in settings else "–",
         f"{settings['alpha']:.3g}" if "alpha" in settings else "–",
         mean_and_error(outcome["accuracy"], 2),
