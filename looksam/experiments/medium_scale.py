@@ -67,13 +67,14 @@ REASONS = (  # why an effect is expected here; from single runs, before tuning
     "have to tell.",
     "The search of the rules was changed twice, because of what was seen on held-out images of digits with 30 % noise. "
     "At first the rules kept the weight decay that was selected for the base. Against random labels the base selects a "
-    "large one, at which a rule that regularises too may underfit. That was changed when the ResNet's tuning with noisy "
-    "labels was nearly complete and the first reported runs were there (one seed: base 39.85 %, SAM 38.05 %).",
+    "large one, at which a rule that regularises too may underfit. That was changed when the ResNet's tuning with "
+    "noisy labels was nearly complete and the first reported runs were there (one seed: base 39.85 %, SAM 38.05 %).",
     "Then the rules searched their learning rate first, and the weight decay last. Starting with too much "
     "regularisation, the line over the learning rate ended far below (LookSAM-5: a sixteenth of the base's), as it did "
-    "on digits, where SAM has better settings. Now the weight decay comes first and the learning rate last. That was changed when some of the ResNet's runs were reported (two or three seeds: base "
-    "39.05 %, SAM 42.25 %, SAM-5 41.38 %, LookSAM-5 39.33 %); all rules search again, and those runs are not used "
-    "unless the same settings are selected.",
+    "on digits, where SAM has better settings. Now the weight decay comes first and the learning rate last. That was "
+    "changed when some of the ResNet's runs were reported (two or three seeds: base 39.05 %, SAM 42.25 %, SAM-5 "
+    "41.38 %, LookSAM-5 39.33 %); all rules search again, and those runs are not used unless the same settings are "
+    "selected.",
     "An earlier plan had a ResNet and a ViT of twice the depth and took 23 hours of one core. It was given up "
     "after 21 tuning runs, of which none is used here: in it the searches of the rules started from the learning "
     "rate of the base, at which SAM barely trains.",
