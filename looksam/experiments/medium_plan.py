@@ -78,10 +78,10 @@ def section() -> Section:
             f"{images['train_limit']:,} training images of the first {images['classes']} classes of CIFAR-100 at "
             f"{images['image_size']}² pixels, 2,000 held out of the training set, 2,000 to test on; no augmentation.",
             f"About {hours:.0f} hours of one core, {hours / 2:.0f} hours of two; at most 24 and 12 are allowed.",
-            f"Each method tries about {BUDGET + 1} settings, {BUDGET + 3} where it has an α, in runs of the same "
-            "length on one seed, scored on the held-out images at their end: the weight decay, ρ and α where it has "
-            "them, and the learning rate. The search starts at values that single runs suggest, by factors of 2 and "
-            "then of √2, and a line of values is extended until the best is inside it.",
+            f"Each method tries about {BUDGET + 1} settings, {BUDGET + 3} where it has an α, in runs on one seed, "
+            "scored on the held-out images at their end: the weight decay, ρ and α where it has them, and the learning "
+            "rate. The search starts at values that single runs suggest, by factors of 2 and then of √2, and a line of "
+            "values is extended until the best is inside it.",
             "Reported runs have other seeds than tuning. Both the last epoch and the one with the best accuracy on "
             "held-out images are reported; the test set selects nothing.",
         ],

@@ -237,9 +237,10 @@ def how_tuned(seeds: int) -> str:
         f"{images['train_limit']:,} training images of {images['classes']} classes of CIFAR-100 at "
         f"{images['image_size']}² pixels, no augmentation, {medium_scale.RESNET.epochs} epochs on the ResNet and "
         f"{medium_scale.VIT.epochs} on the ViT, {seeds} seeds; ± is one standard error. Each method is tuned on "
-        "held-out images, in runs of the same length: one setting after another by factors of 2, each until "
-        f"its best value is inside what was tried, then by factors of √2 until about {BUDGET} settings have been "
-        "tried. All of them tune the learning rate and the weight decay, the rules also ρ, and α where they have one."
+        "held-out images, in runs of the same length (with clean labels of half of it): one setting after another by "
+        "factors of 2, each until its best value is inside what was tried, then by factors of √2 until about "
+        f"{BUDGET} settings have been tried. All of them tune the learning rate and the weight decay, the rules also "
+        "ρ, and α where they have one."
     )
 
 
