@@ -7,8 +7,7 @@ from looksam.experiments.engine.pool import cost
 from looksam.experiments.engine.runs import Run
 from looksam.experiments.engine.search import BUDGET, SearchStudy
 from looksam.experiments.report.document import Section, Table, Value
-from looksam.methods import label, settings_of
-from looksam.trainer.recipe import Recipe
+from looksam.methods import label
 from looksam.trainer.training import total_steps
 
 HOURS = 3_600_000  # milliseconds in one
@@ -22,30 +21,25 @@ class Planned(NamedTuple):
     study: SearchStudy
     seeds: int
 
-    def recipes(self) -> dict[str, Recipe]:
-        """One recipe per method, by row."""
-        return {row: self.study.recipe.replace(**settings_of(row)) for row in self.study.starts}
-
     def tried(self, row: str) -> int:
-        """The settings that a method is expected to try; the outcome decides."""
-        searched = len(self.study.starts[row]) + (0 if row == "base" else 2)  # the learning rate and the weight decay
-        return max(BUDGET, 2 * searched) + 1
+        """The settings that a row is expected to try; the outcome decides."""
+        searched = set(self.study.starts.get(row, {})) | {"learning_rate", "weight_decay"}
+        return max(BUDGET, 2 * len(searched)) + 1
 
     def hours(self) -> float:
         """Hours of one core, for tuning and for the reported runs."""
-        epochs = self.study.recipe.epochs
-        tuned = {row: recipe.replace(epochs=self.study.epochs) for row, recipe in self.recipes().items()}
-        longer = [self.study.recipe.replace(epochs=round(factor * epochs)) for factor in self.study.longer]
-        one = sum(self.tried(row) * cost(Run("tune", recipe)) for row, recipe in tuned.items())
-        two = self.seeds * sum(cost(Run("train", recipe)) for recipe in (*self.recipes().values(), *longer))
-        return (one + two) / HOURS
+        return sum(map(self._milliseconds, self.study.rows())) / HOURS
+
+    def _milliseconds(self, row: str) -> float:
+        one = cost(Run("train", self.study.shared(row, self.study.recipe.epochs)))
+        return one * (self.seeds + self.tried(row) * self.study.epochs / self.study.recipe.epochs)
 
     def line(self) -> tuple[str | Value, ...]:
         """A row of the table."""
-        recipe, methods = self.study.recipe, len(self.study.starts)
+        recipe, rows = self.study.recipe, self.study.rows()
         numbers = (recipe.batch_size, recipe.epochs, self.study.epochs, total_steps(recipe))
-        runs = sum(map(self.tried, self.study.starts)), self.seeds * (methods + len(self.study.longer))
-        return self.experiment, self.name, *map(str, (*numbers, methods, *runs)), Value(self.hours(), digits=1)
+        runs = len(rows), sum(map(self.tried, rows)), self.seeds * len(rows)
+        return self.experiment, self.name, *map(str, (*numbers, *runs)), Value(self.hours(), digits=1)
 
 
 def planned() -> list[Planned]:
@@ -68,7 +62,7 @@ def section() -> Section:
     """The plan as a document."""
     studies, images = planned(), medium_scale.IMAGES
     hours = sum(study.hours() for study in studies)
-    columns = ("experiment", "study", "batch", "epochs", "when tuning", "steps", "methods")
+    columns = ("experiment", "study", "batch", "epochs", "when tuning", "steps", "rows")
     header = (*columns, "tuning runs", "reported runs", "hours")
     return Section(
         "plan",

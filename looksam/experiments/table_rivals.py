@@ -17,7 +17,14 @@ from looksam.experiments.engine.statistics import (
     significant,
 )
 from looksam.experiments.engine.timer import stored_ratios
-from looksam.experiments.experiment import Experiment, Findings, mean_entry, setting_entry, times_entry
+from looksam.experiments.experiment import (
+    Experiment,
+    Findings,
+    mean_entry,
+    mean_series,
+    setting_entry,
+    times_entry,
+)
 from looksam.experiments.medium_scale import MODELS, TIMINGS, Place
 from looksam.experiments.report.document import Entry, Figure, Series, Table, Value
 from looksam.experiments.sam_comparison import numbers
@@ -26,6 +33,11 @@ from looksam.trainer.recipe import Recipe
 from looksam.trainer.rule_settings import gradients_per_step
 from looksam.trainer.training import total_steps
 
+VARIANTS = {  # of the methods that have several rows: what the points on their line are
+    "base": f": {', '.join(f'{factor:g}' for factor in (1.0, *medium_scale.LONGER))} × the epochs",
+    "sam": ": last 20 %, all",
+    "look_sam": ": last 20 %, all",
+}
 LONGER_ROWS = next(iter(medium_scale.studies().values())).longer_rows()
 Recipes = Mapping[str, Recipe]  # by row
 Scores = Mapping[str, Sequence[float]]  # by row: the accuracy of each seed
@@ -48,18 +60,30 @@ def findings(store: Store, seeds: int) -> Findings:
         tables.append(_selected_table(f"{title}: selected hyper-parameters", study, store))
         figures += _figure(title, place, recipes, records, store)
         everything[place] = {row: numbers(found, "test_accuracy") for row, found in records.items()}
+    tables.insert(0, _overview_table(everything, store))
     complete = all(len(scores) == seeds for rows in everything.values() for scores in rows.values())
     complete = complete and all(stored_ratios(store, timing) for timing in TIMINGS.values())
     return Findings(sentences, tables, figures, notes(seeds), (), headline(everything, store) if complete else ())
 
 
-def _name(row: str, recipe: Recipe) -> str:
+def _name(row: str, optimizer: str = "") -> str:
     if row in LONGER_ROWS:
-        return f"{label('base', recipe.optimizer)}, {LONGER_ROWS[row]:g} × the epochs"
-    return label(row, recipe.optimizer, k=5)
+        return f"{label('base', optimizer)}, {LONGER_ROWS[row]:g} × the epochs"
+    return label(row, optimizer, k=5)
 
 
 # --- tables and figures -------------------------------------------------------------------------------------------
+
+
+def _overview_table(everything: Mapping[Place, Scores], store: Store) -> Table:
+    """Every method in one line: its accuracy at the last epoch in all settings, and its training time."""
+    places = sorted(everything, key=lambda place: list(MODELS).index(place.model))
+    lines: list[tuple[Entry, ...]] = []
+    for row in everything[places[0]]:
+        scores = [mean_entry(everything[place][row]) if everything[place][row] else None for place in places]
+        lines.append((_name(row), *scores, *(times_entry(_time(row, model, store)) for model in MODELS)))
+    times = [f"time, {model.label}" for model in MODELS.values()]
+    return Table("Test accuracy in %, last epoch", ("method", *map(_title, places), *times), lines)
 
 
 def _accuracy_table(
@@ -72,7 +96,8 @@ def _accuracy_table(
         names = ("test_accuracy", "test_accuracy_at_best", "train_accuracy")
         measured = [mean_entry(numbers(records[row], name)) if records[row] else None for name in names]
         cost = Value(_gradients(row, recipe), digits=2, unit="×")
-        lines.append((_name(row, recipe), *measured, cost, times_entry(_time(row, place, store))))
+        time = times_entry(_time(row, place.model, store))
+        lines.append((_name(row, recipe.optimizer), *measured, cost, time))
     return Table(title, header, lines)
 
 
@@ -81,9 +106,9 @@ def _gradients(row: str, recipe: Recipe) -> float:
     return gradients_per_step(recipe, total_steps(recipe)) * LONGER_ROWS.get(row, 1.0)
 
 
-def _time(row: str, place: Place, store: Store) -> float | None:
+def _time(row: str, model: str, store: Store) -> float | None:
     """The training time relative to the base, where it was measured."""
-    times = stored_ratios(store, TIMINGS[place.model])
+    times = stored_ratios(store, TIMINGS[model])
     if row in LONGER_ROWS:
         return LONGER_ROWS[row]  # the same steps, more of them
     return times[row][1] if row in times else None
@@ -91,29 +116,32 @@ def _time(row: str, place: Place, store: Store) -> float | None:
 
 def _selected_table(title: str, study: SearchStudy, store: Store) -> Table:
     lines: list[tuple[Entry, ...]] = []
-    for row in study.starts:
+    for row in study.rows():
         recipe, tried = study.tuned(store, row), study.tried(store, row)
         rates = f"{recipe.learning_rate:g}", f"{recipe.weight_decay:g}"
         settings = *rates, setting_entry(recipe, "rho"), setting_entry(recipe, "alpha")
         best = Value(tried[0][1]) if tried else None
-        lines.append((_name(row, recipe), *settings, best, str(len(tried))))
+        lines.append((_name(row, recipe.optimizer), *settings, best, str(len(tried))))
     return Table(title, ("method", "learning rate", "weight decay", "ρ", "α", "held-out %", "settings tried"), lines)
 
 
 def _figure(
     title: str, place: Place, recipes: Recipes, records: Mapping[str, Sequence[Record]], store: Store
 ) -> list[Figure]:
-    """Accuracy against measured training time."""
+    """Accuracy against measured training time; the rows of a method are joined by a line."""
+    rows_of: dict[str, list[str]] = {}
+    for row in recipes:
+        rows_of.setdefault("base" if row in LONGER_ROWS else parse_row(row).method.name, []).append(row)
     series = []
-    for row, recipe in recipes.items():
-        time = _time(row, place, store)
-        if time is not None and records[row]:
-            entry = mean_entry(numbers(records[row], "test_accuracy"))
-            style = "base" if row in LONGER_ROWS else parse_row(row).method.name
-            series.append(Series(_name(row, recipe), [time], [entry.value], [entry.error or 0.0], style, line=False))
+    for method, rows in rows_of.items():
+        times = {row: _time(row, place.model, store) or 0.0 for row in rows if records[row]}
+        points = sorted((row for row in times if times[row]), key=lambda row: times[row])
+        y, error = mean_series([mean_entry(numbers(records[row], "test_accuracy")) for row in points])
+        name = f"{_name(rows[0], recipes['base'].optimizer)}{VARIANTS.get(method, '')}"
+        series.append(Series(name, [times[row] for row in points], y, error, method))
     stem = "noise" if recipes["base"].label_noise else "clean"
     axes = "training time relative to the base", "test accuracy, %"
-    return [Figure(f"rivals-{place.model}-{stem}", title, *axes, series)] if series else []
+    return [Figure(f"rivals-{place.model}-{stem}", title, *axes, series)] if any(one.x for one in series) else []
 
 
 # --- sentences ----------------------------------------------------------------------------------------------------
@@ -132,7 +160,7 @@ def answers(title: str, place: Place, records: Mapping[str, Sequence[Record]], s
         others = [f"{_words(other)} {_gain(row, other, compared)}" for own, other in compared if own == row]
         sentences.append(f"{title}: {_words(row)} against {', '.join(others[1:])}.")  # without the base
     sentences.append(_kept(title, scores, *compared["sam", "base"]))
-    times = {row: _time(row, place, store) for row in scores}
+    times = {row: _time(row, place.model, store) for row in scores}
     return [*sentences, _cheapest(title, scores, place, store)] if None not in times.values() else sentences
 
 
@@ -201,7 +229,7 @@ def _cheapest(title: str, scores: Scores, place: Place, store: Store) -> str:
     cheapest = _cheapest_row(scores, place, store)
     return (
         f"{title}: {_words(best)} has the highest mean, {mean:.2f} %; the cheapest within one standard error of it is "
-        f"{_words(cheapest)}, at {_time(cheapest, place, store):.2f} times the training time of the base."
+        f"{_words(cheapest)}, at {_time(cheapest, place.model, store):.2f} times the training time of the base."
     )
 
 
@@ -216,7 +244,7 @@ def _cheapest_row(scores: Scores, place: Place, store: Store) -> str:
     """The cheapest method whose mean is within one standard error of the best, where all are timed."""
     _, mean, error = _best(scores)
     good = [row for row in scores if np.mean(scores[row]) >= mean - error]
-    return min(good, key=lambda row: _time(row, place, store) or 0.0)
+    return min(good, key=lambda row: _time(row, place.model, store) or 0.0)
 
 
 def notes(seeds: int) -> list[str]:
@@ -239,8 +267,8 @@ def how_tuned(seeds: int) -> str:
         f"{medium_scale.VIT.epochs} on the ViT, {seeds} seeds; ± is one standard error. Each method is tuned on "
         "held-out images, in runs of the same length (with clean labels of half of it): one setting after another by "
         "factors of 2, each until its best value is inside what was tried, then by factors of √2 until about "
-        f"{BUDGET} settings have been tried. All of them tune the learning rate and the weight decay, the rules also "
-        "ρ, and α where they have one."
+        f"{BUDGET} settings have been tried. All of them, also the base trained longer, tune the learning rate and "
+        "the weight decay, the rules also ρ, and α where they have one."
     )
 
 

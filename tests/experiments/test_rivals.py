@@ -67,7 +67,7 @@ def test_what_shows_most_is_trained_first(tmp_path):
 def test_every_row_is_tuned_inside_with_about_equal_effort(stored):
     store, _ = stored
     for study in medium_scale.studies().values():
-        for row in study.starts:
+        for row in study.rows():
             (selected, _), *others = study.tried(store, row)
             assert len(others) + 1 <= 14
             for name, value in selected.items():

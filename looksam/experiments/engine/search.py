@@ -3,9 +3,9 @@
 Every setting is its starting value times a power of √2. A line varies one setting and keeps the others: the values a
 factor of 2 below and above the best so far are tried, and the line is extended while its last value is the best. The
 settings of a method take turns, each until its best value is inside: the base's learning rate, then its weight decay; a
-rule's weight decay, then ρ and α, then the learning rate. If fewer than ``BUDGET`` settings have been tried by then,
-they take turns again by factors of √2, until there are so many: every method gets about the same number. Tuning runs
-have a seed of their own.
+rule's weight decay, then ρ and α, then the learning rate. The base trained longer searches as a rule does, without ρ.
+If fewer than ``BUDGET`` settings have been tried by then, they take turns again by factors of √2, until there are so
+many: every method gets about the same number. Tuning runs have a seed of their own.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -70,12 +70,12 @@ class SearchStudy:
     All of them search the learning rate and the weight decay, the rules also ρ, and α where they have one. Rules start
     from half of the learning rate that was selected for the base, and from its weight decay. That may be too much for a
     rule, which regularises too, so it comes first: where all regularise too much together, a line over the learning
-    rate would end far below.
+    rate would end far below. The base trained longer starts from what was selected for the base.
     """
 
     recipe: Recipe  # of the reported runs: what all methods share
     starts: Mapping[str, Settings]  # by row, "base" first: where each search starts
-    epochs: int  # of tuning runs
+    epochs: int  # of tuning runs; those of the base trained longer have as many times more
     longer: tuple[float, ...] = ()  # times the epochs, for which the base is trained too
 
     def tuning(self, store: Store, row: str) -> list[Run]:
@@ -104,18 +104,28 @@ class SearchStudy:
     def tuned(self, store: Store, row: str, **changes: Any) -> Recipe:
         """The recipe of a row at its selected settings, or the best ones so far; then changed."""
         start = self._start(store, row)
-        settings = self.starts[row] if start is None else settings_at(start, self._trace(store, row, start).best)
-        return self.recipe.replace(**settings_of(row), **settings).replace(**changes)
+        settings = (
+            self.starts.get(row, {}) if start is None else settings_at(start, self._trace(store, row, start).best)
+        )
+        return self.shared(row, self.recipe.epochs).replace(**settings).replace(**changes)
 
     def reported(self, store: Store) -> dict[str, Recipe]:
-        """The recipe of every row that is reported, at its selected settings or the best ones so far."""
-        epochs = {row: round(factor * self.recipe.epochs) for row, factor in self.longer_rows().items()}
-        longer = {row: self.tuned(store, "base", epochs=count) for row, count in epochs.items()}
-        return {"base": self.tuned(store, "base")} | longer | {row: self.tuned(store, row) for row in self.starts}
+        """The recipe of every row, at its selected settings or the best ones so far."""
+        return {row: self.tuned(store, row) for row in self.rows()}
+
+    def rows(self) -> list[str]:
+        """The base, the base trained longer, and the rules."""
+        return ["base", *self.longer_rows(), *(row for row in self.starts if row != "base")]
 
     def longer_rows(self) -> dict[str, float]:
         """The rows of the base trained longer, with how many times the epochs they have."""
         return {f"base ×{factor:g}": factor for factor in self.longer}
+
+    def shared(self, row: str, epochs: int) -> Recipe:
+        """What all runs of a row share, with so many epochs, or as many times more as the row has."""
+        longer = self.longer_rows()
+        own = {} if row in longer else settings_of(row)
+        return self.recipe.replace(**own, epochs=round(longer.get(row, 1.0) * epochs))
 
     def _start(self, store: Store, row: str) -> Settings | None:
         """Where the search of a row starts; None before the base is tuned, from whose settings the others start."""
@@ -124,8 +134,8 @@ class SearchStudy:
         if not self.is_tuned(store, "base"):
             return None
         base = self.tuned(store, "base")
-        rate = RATE_OF_BASE * base.learning_rate
-        return {"weight_decay": base.weight_decay, **self.starts[row], "learning_rate": rate}
+        rate = base.learning_rate * (1.0 if row in self.longer_rows() else RATE_OF_BASE)
+        return {"weight_decay": base.weight_decay, **self.starts.get(row, {}), "learning_rate": rate}
 
     def _trace(self, store: Store, row: str, start: Settings) -> Trace:
         key = "search", self.recipe, row, repr(start), self.epochs
@@ -143,7 +153,7 @@ class SearchStudy:
         return mean_scores([ends])[0] if len(ends) == len(records) else None
 
     def _runs(self, row: str, settings: Settings) -> list[Run]:
-        recipe = self.recipe.replace(**settings_of(row), **settings).replace(epochs=self.epochs)
+        recipe = self.shared(row, self.epochs).replace(**settings)
         return [Run("tune", recipe.replace(seed=seed)) for seed in SEEDS]
 
 
@@ -160,9 +170,9 @@ def search_stages(studies: Iterable[SearchStudy], store: Store, seeds: int) -> I
     ready: list[Run] = []
     later: list[Run] = []
     for study in studies:
-        ready += [run for row in study.starts for run in study.tuning(store, row)]
-        recipes, longer = study.reported(store), study.longer_rows()
-        tuned = {row: study.is_tuned(store, "base" if row in longer else row) for row in recipes}
+        ready += [run for row in study.rows() for run in study.tuning(store, row)]
+        recipes = study.reported(store)
+        tuned = {row: study.is_tuned(store, row) for row in recipes}
         for seed in range(seeds):
             for row, recipe in recipes.items():
                 (ready if tuned[row] else later).append(Run("train", recipe.replace(seed=seed)))
