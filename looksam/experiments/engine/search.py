@@ -8,20 +8,27 @@ If fewer than ``BUDGET`` settings have been tried by then, they take turns again
 many: every method gets about the same number. Tuning runs have a seed of their own.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from looksam.experiments.engine.runs import Record, Run, Store
-from looksam.experiments.engine.tuner import Settings, mean_scores
+from looksam.experiments.engine.runs import Run, Store
 from looksam.methods import settings_of
 from looksam.trainer.recipe import Recipe
 
 BUDGET = 6  # settings, after which no line by factors of √2 begins
 COARSE, FINE = 2, 1  # in powers of √2: first factors of 2, then of √2
-SEEDS = (100,)  # of tuning runs
+TUNING_SEED = 100  # reported runs have seeds 0, 1, …
 RATE_OF_BASE = 0.5  # where the others' learning rates start: sharpness-aware steps mostly prefer smaller ones
+HOW = (  # the search in words, for reports
+    "one setting after another by factors of 2, each until its best value is inside what was tried, then by factors of "
+    f"√2 until about {BUDGET} settings have been tried. All of them, also the base trained longer, tune the learning "
+    "rate and the weight decay, the rules also ρ, and α where they have one."
+)
 
+Settings = dict[str, Any]
 Point = tuple[int, ...]  # powers of √2, one per setting
 
 
@@ -83,8 +90,20 @@ class SearchStudy:
         start = self._start(store, row)
         if start is None:
             return []
-        points = self._trace(store, row, start).points
-        return [run for point in points for run in self._runs(row, settings_at(start, point))]
+        return [self._run(row, start, point) for point in self._trace(store, row, start).points]
+
+    def expected(self, store: Store, row: str) -> list[Run]:
+        """All tuning runs of a row, if none that is missing improves on the best so far: the fewest there can be."""
+        if self.is_tuned(store, row):
+            return self.tuning(store, row)
+        start = self._start(store, row) or self._after(self.tuned(store, "base"), row)
+
+        @functools.cache
+        def score(point: Point) -> float:
+            known = self._score(store, row, start, point)
+            return -math.inf if known is None else known
+
+        return [self._run(row, start, point) for point in line_search(len(start), score).points]
 
     def is_tuned(self, store: Store, row: str) -> bool:
         """Whether the row's search is complete."""
@@ -131,9 +150,10 @@ class SearchStudy:
         """Where the search of a row starts; None before the base is tuned, from whose settings the others start."""
         if row == "base":
             return dict(self.starts["base"])
-        if not self.is_tuned(store, "base"):
-            return None
-        base = self.tuned(store, "base")
+        return self._after(self.tuned(store, "base"), row) if self.is_tuned(store, "base") else None
+
+    def _after(self, base: Recipe, row: str) -> Settings:
+        """Where the search of a row starts, given the base at its selected settings."""
         rate = base.learning_rate * (1.0 if row in self.longer_rows() else RATE_OF_BASE)
         return {"weight_decay": base.weight_decay, **self.starts.get(row, {}), "learning_rate": rate}
 
@@ -147,14 +167,17 @@ class SearchStudy:
         return store.derived[key]
 
     def _score(self, store: Store, row: str, start: Settings, point: Point) -> float | None:
-        """The mean held-out accuracy at the end of a point's tuning runs, None while one is missing."""
-        records = [store.get(run) for run in self._runs(row, settings_at(start, point))]
-        ends = [record["validation_accuracy"][-1] for record in records if record]
-        return mean_scores([ends])[0] if len(ends) == len(records) else None
+        """The held-out accuracy at the end of a point's tuning run, None while it is missing."""
+        record = store.get(self._run(row, start, point))
+        return record["validation_accuracy"][-1] if record else None
 
-    def _runs(self, row: str, settings: Settings) -> list[Run]:
-        recipe = self.shared(row, self.epochs).replace(**settings)
-        return [Run("tune", recipe.replace(seed=seed)) for seed in SEEDS]
+    def _run(self, row: str, start: Settings, point: Point) -> Run:
+        return _tuning_run(self.shared(row, self.epochs), tuple(settings_at(start, point).items()))
+
+
+@functools.cache  # a search asks for the same runs again and again
+def _tuning_run(recipe: Recipe, settings: tuple[tuple[str, float], ...]) -> Run:
+    return Run("tune", recipe.replace(**dict(settings), seed=TUNING_SEED))
 
 
 def settings_at(start: Settings, point: Point) -> Settings:
@@ -163,6 +186,13 @@ def settings_at(start: Settings, point: Point) -> Settings:
         name: float(f"{value * 2 ** (power / 2):.4g}")
         for (name, value), power in zip(start.items(), point, strict=True)
     }
+
+
+def tuning_stages(studies: Iterable[SearchStudy], store: Store, rows: Sequence[str]) -> Iterator[list[Run]]:
+    """The tuning runs of some rows, "base" among them: what can be trained by now, then all that are expected."""
+    pairs = [(study, row) for study in studies for row in rows]
+    yield [run for study, row in pairs for run in study.tuning(store, row)]
+    yield [run for study, row in pairs for run in study.expected(store, row)]
 
 
 def search_stages(studies: Iterable[SearchStudy], store: Store, seeds: int) -> Iterator[list[Run]]:
@@ -178,9 +208,3 @@ def search_stages(studies: Iterable[SearchStudy], store: Store, seeds: int) -> I
                 (ready if tuned[row] else later).append(Run("train", recipe.replace(seed=seed)))
     yield ready
     yield later
-
-
-def finished_records(store: Store, recipe: Recipe, seeds: int) -> list[Record]:
-    """The records of a recipe's reported runs that are finished."""
-    records = [store.get(Run("train", recipe.replace(seed=seed))) for seed in range(seeds)]
-    return [record for record in records if record is not None]
