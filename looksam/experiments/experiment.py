@@ -58,6 +58,15 @@ def times_entry(factor: float | None, digits: int = 2) -> Entry:
     return None if factor is None else Value(factor, digits=digits, unit="×")
 
 
+SETTINGS = ("learning rate", "weight decay", "ρ", "α")  # the columns of ``setting_entries``
+
+
+def setting_entries(recipe: Recipe) -> tuple[Entry, ...]:
+    """What is tuned; None for what the recipe's method does not have."""
+    rates = f"{recipe.learning_rate:g}", f"{recipe.weight_decay:g}"
+    return *rates, setting_entry(recipe, "rho"), setting_entry(recipe, "alpha")
+
+
 def setting_entry(recipe: Recipe, name: str) -> str | None:
     """A setting of the recipe's method; None where the method does not have it."""
     return f"{getattr(recipe, name):g}" if name in METHODS[recipe.method].settings else None

@@ -18,11 +18,12 @@ from looksam.experiments.engine.statistics import (
 )
 from looksam.experiments.engine.timer import stored_ratios
 from looksam.experiments.experiment import (
+    SETTINGS,
     Experiment,
     Findings,
     mean_entry,
     mean_series,
-    setting_entry,
+    setting_entries,
     times_entry,
 )
 from looksam.experiments.medium_scale import MODELS, TIMINGS, Place
@@ -118,11 +119,9 @@ def _selected_table(title: str, study: SearchStudy, store: Store) -> Table:
     lines: list[tuple[Entry, ...]] = []
     for row in study.rows():
         recipe, tried = study.tuned(store, row), study.tried(store, row)
-        rates = f"{recipe.learning_rate:g}", f"{recipe.weight_decay:g}"
-        settings = *rates, setting_entry(recipe, "rho"), setting_entry(recipe, "alpha")
         best = Value(tried[0][1]) if tried else None
-        lines.append((_name(row, recipe.optimizer), *settings, best, str(len(tried))))
-    return Table(title, ("method", "learning rate", "weight decay", "ρ", "α", "held-out %", "settings tried"), lines)
+        lines.append((_name(row, recipe.optimizer), *setting_entries(recipe), best, str(len(tried))))
+    return Table(title, ("method", *SETTINGS, "held-out %", "settings tried"), lines)
 
 
 def _figure(
