@@ -8,18 +8,19 @@ If fewer than ``BUDGET`` settings have been tried by then, they take turns again
 many: every method gets about the same number. Tuning runs have a seed of their own.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from looksam.experiments.engine.runs import Record, Run, Store
-from looksam.experiments.engine.tuner import Settings, mean_scores
+from looksam.experiments.engine.tuner import Settings
 from looksam.methods import settings_of
 from looksam.trainer.recipe import Recipe
 
 BUDGET = 6  # settings, after which no line by factors of √2 begins
 COARSE, FINE = 2, 1  # in powers of √2: first factors of 2, then of √2
-SEEDS = (100,)  # of tuning runs
+TUNING_SEED = 100  # reported runs have seeds 0, 1, …
 RATE_OF_BASE = 0.5  # where the others' learning rates start: sharpness-aware steps mostly prefer smaller ones
 
 Point = tuple[int, ...]  # powers of √2, one per setting
@@ -83,8 +84,7 @@ class SearchStudy:
         start = self._start(store, row)
         if start is None:
             return []
-        points = self._trace(store, row, start).points
-        return [run for point in points for run in self._runs(row, settings_at(start, point))]
+        return [self._run(row, start, point) for point in self._trace(store, row, start).points]
 
     def is_tuned(self, store: Store, row: str) -> bool:
         """Whether the row's search is complete."""
@@ -125,7 +125,7 @@ class SearchStudy:
         """What all runs of a row share, with so many epochs, or as many times more as the row has."""
         longer = self.longer_rows()
         own = {} if row in longer else settings_of(row)
-        return self.recipe.replace(**own, epochs=round(longer.get(row, 1.0) * epochs))
+        return _replaced(self.recipe, round(longer.get(row, 1.0) * epochs), tuple(own.items()))
 
     def _start(self, store: Store, row: str) -> Settings | None:
         """Where the search of a row starts; None before the base is tuned, from whose settings the others start."""
@@ -147,14 +147,22 @@ class SearchStudy:
         return store.derived[key]
 
     def _score(self, store: Store, row: str, start: Settings, point: Point) -> float | None:
-        """The mean held-out accuracy at the end of a point's tuning runs, None while one is missing."""
-        records = [store.get(run) for run in self._runs(row, settings_at(start, point))]
-        ends = [record["validation_accuracy"][-1] for record in records if record]
-        return mean_scores([ends])[0] if len(ends) == len(records) else None
+        """The held-out accuracy at the end of a point's tuning run, None while it is missing."""
+        record = store.get(self._run(row, start, point))
+        return record["validation_accuracy"][-1] if record else None
 
-    def _runs(self, row: str, settings: Settings) -> list[Run]:
-        recipe = self.shared(row, self.epochs).replace(**settings)
-        return [Run("tune", recipe.replace(seed=seed)) for seed in SEEDS]
+    def _run(self, row: str, start: Settings, point: Point) -> Run:
+        return _tuning_run(self.shared(row, self.epochs), tuple(settings_at(start, point).items()))
+
+
+@functools.cache  # a search asks for the same recipes and runs again and again
+def _replaced(recipe: Recipe, epochs: int, settings: tuple[tuple[str, Any], ...]) -> Recipe:
+    return recipe.replace(epochs=epochs, **dict(settings))
+
+
+@functools.cache
+def _tuning_run(recipe: Recipe, settings: tuple[tuple[str, float], ...]) -> Run:
+    return Run("tune", recipe.replace(**dict(settings), seed=TUNING_SEED))
 
 
 def settings_at(start: Settings, point: Point) -> Settings:
