@@ -7,13 +7,14 @@ Each table stands between two comments that name where its numbers come from. Te
 
 import csv
 import functools
+import itertools
 import json
 import pathlib
 import re
 from collections.abc import Callable
 from typing import Any
 
-from looksam.experiments import EXPERIMENT_NAMES
+from looksam.experiments import EXPERIMENT_NAMES, MEDIUM_NAMES
 from looksam.experiments.comparison import read_results
 from looksam.experiments.report import bench_report
 from looksam.experiments.report.comparison_report import as_text
@@ -27,6 +28,8 @@ CONVOLUTIONS = "results/benchmarks/convolutions.json"
 MEMORY = "results/benchmarks/torch_memory.json"
 ONE_PROCESS = "results/benchmarks/one_process.json"
 PICTURED = (*RULES, THROUGHPUT)
+MEDIUM = [f"medium/{name}" for name in MEDIUM_NAMES]
+EXPERIMENTS = [f"results/{name}" for name in ("summary", *MEDIUM, *EXPERIMENT_NAMES)]  # the folders of their reports
 
 
 def _benchmark(
@@ -136,10 +139,20 @@ def scale_table(result: dict) -> str:
     return "\n".join(lines)
 
 
-def experiment(name: str) -> str:
-    """The report of an experiment, with its figures where they are seen from docs/."""
-    text = (ROOT / "results" / name / "report.md").read_text().strip()
-    return re.sub(r"\]\(([\w.-]+\.svg)\)", rf"](../results/{name}/\1)", text)
+def experiment(folder: str) -> str:
+    """The report of an experiment, with its figures where they are seen from docs/; or how to make it."""
+    path = ROOT / folder / "report.md"
+    if not path.exists():
+        return f"*`{folder}`: not complete yet.*"
+    return re.sub(r"\]\(([\w.-]+\.svg)\)", rf"](../{folder}/\1)", path.read_text().strip())
+
+
+def first_table(folder: str) -> str:
+    """The first table of an experiment's report."""
+    path = ROOT / folder / "report.md"
+    lines = path.read_text().splitlines() if path.exists() else []
+    rows = itertools.dropwhile(lambda line: not line.startswith("|"), lines)
+    return "\n".join(itertools.takewhile(lambda line: line.startswith("|"), rows))
 
 
 def both_models() -> str:
@@ -180,7 +193,8 @@ def tables() -> dict[str, str]:
         THROUGHPUT: _benchmark(THROUGHPUT, throughput_table),
         **{_picture(source): _benchmark(source, functools.partial(_shown, _picture(source))) for source in PICTURED},
         "results/vit/table-1.csv": both_models(),
-        **{f"results/{name}/report.md": experiment(name) for name in ("summary", *EXPERIMENT_NAMES)},
+        "results/medium/rivals/table-1.csv": first_table("results/medium/rivals"),
+        **{f"{folder}/report.md": experiment(folder) for folder in EXPERIMENTS},
     }
 
 

@@ -3,6 +3,7 @@
 import argparse
 import math
 import pathlib
+from typing import TYPE_CHECKING
 
 from looksam.arguments import did_you_mean
 from looksam.cli.environment import prepare_jax
@@ -12,11 +13,15 @@ from looksam.experiments import EXPERIMENT_NAMES, MEDIUM_NAMES
 from looksam.trainer import plan
 from looksam.trainer.recipe import Recipe
 
+if TYPE_CHECKING:
+    from looksam.experiments.reproduction import Reproduction
+
 DESCRIPTION = """\
 Run an experiment of the paper and report on it. At small scale, small models answer the same question on two CPU cores;
 every finished run is stored in OUT/runs and shared between experiments, and the same command resumes an interrupted
 one. At medium scale, more images and hours; runs and reports are in OUT/medium. At full scale the recipes are the
-paper's, unchanged. --dry-run prints what there is to train, at full scale what it would cost.
+paper's, unchanged. --dry-run prints what there is to train, at full scale what it would cost; --report-only trains
+nothing.
 Writes OUT/ID/ (report.md, tables as CSV, figures as SVG and PNG, summary.json), and a summary and a page of all that
 are complete, OUT/summary/ and OUT/report.html.
 """
@@ -42,7 +47,8 @@ examples:
 
 def _add_arguments(parser: Parser) -> None:
     parser.usage = (
-        "looksam reproduce (ID ... | --all) [--scale small|medium|full] [--seeds N] [--dry-run] [--data-dir DIR]"
+        "looksam reproduce (ID ... | --all) [--scale small|medium|full] [--seeds N] [--dry-run | --report-only] "
+        "[--data-dir DIR]"
     )
     parser.add_argument("ids", metavar="ID", nargs="*", help="experiments, see below")
     parser.add_argument("--all", action="store_true", help="all of them")
@@ -50,6 +56,9 @@ def _add_arguments(parser: Parser) -> None:
     parser.add_argument("--seeds", type=int, metavar="N", help="runs per recipe (5, at full scale 1)")
     parser.add_argument(
         "--dry-run", action="store_true", help="report what would be run; at full scale: compile and plan it"
+    )
+    parser.add_argument(
+        "--report-only", action="store_true", help="train nothing: report on the runs that are stored; not full scale"
     )
     parser.add_argument("--data-dir", metavar="DIR", help="folder of the data (LOOKSAM_DATA)")
     parser.add_argument("--download", action="store_true", help="download CIFAR-100 if it is not there")
@@ -84,6 +93,8 @@ def _names(arguments: argparse.Namespace) -> tuple[str, ...]:
         value = getattr(arguments, option)
         if value is not None and value < 1:
             raise ValueError(f"--{option} {value} is out of range; pass at least 1.")
+    if arguments.report_only and (arguments.scale == "full" or arguments.dry_run):
+        raise ValueError("--report-only is for stored runs; leave out --dry-run, and --scale full.")
     if arguments.scale != "full" and arguments.seeds == 1:
         raise ValueError("--seeds 1 has no spread; pass at least 2.")
     return tuple(dict.fromkeys(arguments.ids)) or names
@@ -97,12 +108,17 @@ def _on_two_cores(names: tuple[str, ...], arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         print(experiments.outlook())
         return 0
-    kept = f"interrupted; finished runs are kept in {experiments.store.folder}, and the same command resumes"
-    with interrupted_with(lambda: kept):
-        experiments.fill(arguments.workers, arguments.data_dir, arguments.download, report)
+    if not arguments.report_only:
+        _train(experiments, arguments)
     for text in experiments.write():
         print(text, flush=True)
     return 0
+
+
+def _train(experiments: "Reproduction", arguments: argparse.Namespace) -> None:
+    kept = f"interrupted; finished runs are kept in {experiments.store.folder}, and the same command resumes"
+    with interrupted_with(lambda: kept):
+        experiments.fill(arguments.workers, arguments.data_dir, arguments.download, report)
 
 
 def _full(names: tuple[str, ...], arguments: argparse.Namespace) -> int:

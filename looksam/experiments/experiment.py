@@ -36,6 +36,9 @@ class Experiment:
     full: tuple[str, ...] = ()  # its recipes at full scale
     full_settings: tuple[dict[str, Any], ...] = ({},)  # each of those recipes is trained with each of these
     full_score: Callable[[Recipe], float | None] | None = None  # the paper's score where a recipe's own is not it
+    in_parts: Callable[[Store, int], bool] | None = (
+        None  # whether some parts can be reported, of one with several parts
+    )
 
     def section(self, store: Store, seeds: int) -> Section:
         """The report of the experiment at small scale."""
@@ -56,6 +59,15 @@ def mean_series(entries: Sequence[Value]) -> tuple[list[float], list[float]]:
 def times_entry(factor: float | None, digits: int = 2) -> Entry:
     """A ratio, as in 1.27×."""
     return None if factor is None else Value(factor, digits=digits, unit="×")
+
+
+SETTINGS = ("learning rate", "weight decay", "ρ", "α")  # the columns of ``setting_entries``
+
+
+def setting_entries(recipe: Recipe) -> tuple[Entry, ...]:
+    """What is tuned; None for what the recipe's method does not have."""
+    rates = f"{recipe.learning_rate:g}", f"{recipe.weight_decay:g}"
+    return *rates, setting_entry(recipe, "rho"), setting_entry(recipe, "alpha")
 
 
 def setting_entry(recipe: Recipe, name: str) -> str | None:

@@ -101,13 +101,16 @@ class Reproduction:
             self.store.write(f"timing-{name}", timer.measure(self.scale.timed_recipes(name), report) | provenance())
 
     def write(self) -> Iterator[str]:
-        """Writes the results of each experiment, then the page of all that are complete; gives their texts."""
+        """Writes the results of each experiment that can be reported, then the page of all; gives their texts."""
         for name in self.names:
             experiment = self.scale.experiments[name]
+            if not is_reportable(experiment, self.store, self.seeds):
+                yield f"{name}: runs or times are missing"
+                continue
             section = sourced_section(experiment, self.store, self.seeds, self.scale.name)
             write_section(section, summary(experiment, self.store, self.seeds), self.out / name)
             yield section_text(section)
-        everything = complete_sections(self.root, self.seeds)
+        everything = stored_sections(self.root, self.seeds)
         summary_section = overview(everything)
         write_texts_and_figures(summary_section, self.root / SUMMARY)
         (self.root / "report.html").write_text(page([summary_section, *everything], TITLE, INTRO))
@@ -121,22 +124,25 @@ class Reproduction:
         return [timing for timing in quoted if not timer.stored_ratios(self.store, timing)]
 
 
-def complete_sections(out: pathlib.Path, seeds: int) -> list[Section]:
-    """The reports of all experiments below ``out`` whose runs and times are complete, with names of their own."""
+def stored_sections(out: pathlib.Path, seeds: int) -> list[Section]:
+    """The reports of all experiments below ``out`` that can be reported, with names of their own."""
     found = []
     for scale in SCALES.values():
         store = Store(out / scale.folder / "runs")
         for experiment in scale.experiments.values():
-            if is_complete(experiment, store, seeds):
+            if is_reportable(experiment, store, seeds):
                 section = sourced_section(experiment, store, seeds, scale.name)
                 found.append(dataclasses.replace(section, name=scale.prefix + section.name))
     return found
 
 
-def is_complete(experiment: Experiment, store: Store, seeds: int) -> bool:
-    """Whether all runs and times of an experiment are stored."""
-    trained = all(run in store for stage in experiment.stages(store, seeds) for run in stage)
-    return trained and all(timer.stored_ratios(store, timing) for timing in experiment.timings)
+def is_reportable(experiment: Experiment, store: Store, seeds: int) -> bool:
+    """Whether the times of an experiment are stored, and all of its runs or those of one of its parts."""
+    if not all(timer.stored_ratios(store, timing) for timing in experiment.timings):
+        return False
+    if experiment.in_parts:
+        return experiment.in_parts(store, seeds)
+    return all(run in store for stage in experiment.stages(store, seeds) for run in stage)
 
 
 def sections(store: Store, seeds: int) -> list[Section]:
@@ -153,7 +159,10 @@ def sourced_section(experiment: Experiment, store: Store, seeds: int, scale: str
 
 
 def summary(experiment: Experiment, store: Store, seeds: int) -> dict[str, Any]:
-    """Every run that the experiment rests on: its settings, seeds, accuracies and provenance."""
+    """Every run that the experiment rests on: its settings, seeds, accuracies and provenance.
+
+    Raises ValueError if one is missing, unless the experiment is reported in parts.
+    """
     runs: dict[str, dict[str, Any]] = {}
     commits: set[str] = set()
     versions: dict[str, set[str]] = {}
@@ -166,6 +175,8 @@ def summary(experiment: Experiment, store: Store, seeds: int) -> dict[str, Any]:
 
     for run in (run for stage in experiment.stages(store, seeds) for run in stage):
         record = store.get(run)
+        if record is None and experiment.in_parts:
+            continue
         if record is None:
             raise ValueError(f"{run.key} with seed {run.recipe.seed} is not stored; run `looksam reproduce`.")
         entry = runs.setdefault(run.key, {"recipe": changed_settings(run.recipe), "seeds": [], "accuracy": []})

@@ -19,7 +19,7 @@ from looksam.experiments.engine.statistics import (
     significant,
 )
 from looksam.experiments.engine.timer import stored_ratios
-from looksam.experiments.experiment import Findings, mean_entry, mean_series, setting_entry, times_entry
+from looksam.experiments.experiment import SETTINGS, Findings, mean_entry, mean_series, setting_entries, times_entry
 from looksam.experiments.report.document import Entry, Figure, Series, Table, Value
 from looksam.experiments.small_scale import PERIODS, SAM_ROWS
 from looksam.methods import METHODS, label, parse_row
@@ -105,17 +105,15 @@ def accuracy_table(
 def selected_table(studies: Mapping[str, SearchStudy], store: Store, seeds: int) -> Table:
     """The hyper-parameters of each row, their score on the held-out images, and where training ended."""
     measures = {"training loss": "train_loss_at_end", "sharpness, train": "sharpness_train", "test": "sharpness_test"}
-    header = ("labels", "method", "learning rate", "weight decay", "ρ", "α", "settings tried", "held-out %", *measures)
+    header = ("labels", "method", *SETTINGS, "settings tried", "held-out %", *measures)
     lines: list[tuple[Entry, ...]] = []
     for labels, study in studies.items():
         for row in SAM_ROWS:
             recipe, tried = study.tuned(store, row), study.tried(store, row)
             records = reported_records(store, recipe, seeds)
             measured = [mean_entry(numbers(records, measure), 3) for measure in measures.values()]
-            rates = f"{recipe.learning_rate:g}", f"{recipe.weight_decay:g}"
-            rule = setting_entry(recipe, "rho"), setting_entry(recipe, "alpha")
             search = str(len(tried)), Value(tried[0][1])
-            lines.append((labels, label(row, recipe.optimizer), *rates, *rule, *search, *measured))
+            lines.append((labels, label(row, recipe.optimizer), *setting_entries(recipe), *search, *measured))
     return Table("Selected hyper-parameters, and the end of training", header, lines)
 
 

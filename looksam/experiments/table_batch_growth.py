@@ -7,7 +7,7 @@ from looksam.experiments.engine.reported import finished_records, numbers
 from looksam.experiments.engine.runs import Record, Run, Store
 from looksam.experiments.engine.search import search_stages
 from looksam.experiments.engine.statistics import RULE, difference, significant
-from looksam.experiments.experiment import Experiment, Findings, mean_entry, paper_entry, setting_entry
+from looksam.experiments.experiment import SETTINGS, Experiment, Findings, mean_entry, paper_entry, setting_entries
 from looksam.experiments.medium_scale import LAMB_BATCHES, LAMB_LABELS, LAMB_SEEDS, LAMB_STARTS
 from looksam.experiments.report.document import Claim, Entry, Table
 from looksam.experiments.table_rivals import how_tuned
@@ -63,15 +63,12 @@ def _accuracy_table(records: Records) -> Table:
 
 
 def _selected_table(store: Store) -> Table:
-    header = ("batch", "method", "learning rate", "weight decay", "ρ", "α", "settings tried")
     lines: list[tuple[Entry, ...]] = []
     for batch, study in medium_scale.lamb_studies().items():
         for row in study.starts:
             recipe, tried = study.tuned(store, row), str(len(study.tried(store, row)))
-            rates = f"{recipe.learning_rate:g}", f"{recipe.weight_decay:g}"
-            rule = setting_entry(recipe, "rho"), setting_entry(recipe, "alpha")
-            lines.append((str(batch), _name(row), *rates, *rule, tried))
-    return Table("Selected hyper-parameters", header, lines)
+            lines.append((str(batch), _name(row), *setting_entries(recipe), tried))
+    return Table("Selected hyper-parameters", ("batch", "method", *SETTINGS, "settings tried"), lines)
 
 
 def _answer(batch: int, records: Mapping[str, Sequence[Record]], seeds: int) -> str:

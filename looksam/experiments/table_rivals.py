@@ -19,11 +19,12 @@ from looksam.experiments.engine.statistics import (
 )
 from looksam.experiments.engine.timer import stored_ratios
 from looksam.experiments.experiment import (
+    SETTINGS,
     Experiment,
     Findings,
     mean_entry,
     mean_series,
-    setting_entry,
+    setting_entries,
     times_entry,
 )
 from looksam.experiments.medium_scale import MODELS, TIMINGS, Place
@@ -50,20 +51,32 @@ def stages(store: Store, seeds: int) -> Iterator[list[Run]]:
 
 def findings(store: Store, seeds: int) -> Findings:
     """The report; of runs that are not finished yet, it leaves out what depends on them."""
-    sentences, tables, figures, everything = [], [], [], {}
+    sentences, tables, figures = [], [], []
+    everything = {}
     for place, study in medium_scale.studies().items():
-        recipes = study.reported(store)
-        records = {row: finished_records(store, recipe, seeds) for row, recipe in recipes.items()}
+        recipes, records = study.reported(store), _records(study, store, seeds)
         title = _title(place)
         sentences += answers(title, place, records, store, seeds)
         tables.append(_accuracy_table(title, place, recipes, records, store))
         tables.append(_selected_table(f"{title}: selected hyper-parameters", study, store))
         figures += _figure(title, place, recipes, records, store)
         everything[place] = {row: numbers(found, "test_accuracy") for row, found in records.items()}
-    tables.insert(0, _overview_table(everything, store))
-    complete = all(len(scores) == seeds for rows in everything.values() for scores in rows.values())
-    complete = complete and all(stored_ratios(store, timing) for timing in TIMINGS.values())
-    return Findings(sentences, tables, figures, notes(seeds), (), headline(everything, store) if complete else ())
+    finished = {place: scores for place, scores in everything.items() if min(map(len, scores.values())) == seeds}
+    timed = all(stored_ratios(store, timing) for timing in TIMINGS.values())
+    summary = headline(finished, store) if finished and timed else ()
+    return Findings(sentences, [_overview_table(everything, store), *tables], figures, notes(seeds), (), summary)
+
+
+def _records(study: SearchStudy, store: Store, seeds: int) -> dict[str, list[Record]]:
+    return {row: finished_records(store, recipe, seeds) for row, recipe in study.reported(store).items()}
+
+
+def has_a_finished_setting(store: Store, seeds: int) -> bool:
+    """Whether all runs of a model with one label-noise setting are finished."""
+    return any(
+        all(len(found) == seeds for found in _records(study, store, seeds).values())
+        for study in medium_scale.studies().values()
+    )
 
 
 def _name(row: str, optimizer: str = "") -> str:
@@ -118,11 +131,9 @@ def _selected_table(title: str, study: SearchStudy, store: Store) -> Table:
     lines: list[tuple[Entry, ...]] = []
     for row in study.rows():
         recipe, tried = study.tuned(store, row), study.tried(store, row)
-        rates = f"{recipe.learning_rate:g}", f"{recipe.weight_decay:g}"
-        settings = *rates, setting_entry(recipe, "rho"), setting_entry(recipe, "alpha")
         best = Value(tried[0][1]) if tried else None
-        lines.append((_name(row, recipe.optimizer), *settings, best, str(len(tried))))
-    return Table(title, ("method", "learning rate", "weight decay", "ρ", "α", "held-out %", "settings tried"), lines)
+        lines.append((_name(row, recipe.optimizer), *setting_entries(recipe), best, str(len(tried))))
+    return Table(title, ("method", *SETTINGS, "held-out %", "settings tried"), lines)
 
 
 def _figure(
@@ -174,19 +185,19 @@ def _compared(scores: Scores) -> Compared:
     return {pair: (found, clear[pair]) for pair, found in differences.items()}
 
 
-def headline(everything: Mapping[Place, Scores], store: Store) -> list[str]:
+def headline(finished: Mapping[Place, Scores], store: Store) -> list[str]:
     """Five sentences for people in a hurry: the gain on each model, clean labels, the cheapest, where LookSAM loses."""
-    compared = {place: _compared(scores) for place, scores in everything.items()}
-    noisy = [place for place in everything if medium_scale.LABEL_NOISE[place.labels]]
-    clean = [place for place in everything if place not in noisy]
+    compared = {place: _compared(scores) for place, scores in finished.items()}
+    noisy = [place for place in finished if medium_scale.LABEL_NOISE[place.labels]]
+    clean = [place for place in finished if place not in noisy]
     sentences = [
         f"{_title(place)}: SAM gains {_gain('sam', 'base', compared[place])} points over the tuned base; LookSAM-5 "
-        f"keeps {_share('look_sam_5', everything[place])} of that, SAM-5 {_share('sam_5', everything[place])}."
+        f"keeps {_share('look_sam_5', finished[place])} of that, SAM-5 {_share('sam_5', finished[place])}."
         for place in noisy
     ]
     gains = [f"{_gain('sam', 'base', compared[place])} on the {MODELS[place.model].label}" for place in clean]
-    sentences.append(f"With clean labels SAM gains {' and '.join(gains)}.")
-    cheapest = [f"{_words(_cheapest_row(everything[place], place, store))} ({_title(place)})" for place in everything]
+    sentences += [f"With clean labels SAM gains {' and '.join(gains)}."] if gains else []
+    cheapest = [f"{_words(_cheapest_row(finished[place], place, store))} ({_title(place)})" for place in finished]
     sentences.append(f"The cheapest within one standard error of the best: {', '.join(cheapest)}.")
     ahead = [
         f"{_words(row)} {-found.mean:+.2f} ({_title(place)})"
@@ -276,4 +287,5 @@ RIVALS = Experiment(
     stages=stages,
     findings=findings,
     timings=tuple(TIMINGS.values()),
+    in_parts=has_a_finished_setting,
 )

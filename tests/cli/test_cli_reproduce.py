@@ -52,6 +52,7 @@ def test_names_are_those_of_the_experiments():
         (["vit", "--scale", "huge"], "invalid choice"),
         (["rivals"], "experiment 'rivals' is not at small scale; pass --scale medium"),
         (["drift", "--scale", "medium"], "experiment 'drift' is not at medium scale; leave out --scale medium"),
+        (["vit", "--report-only", "--dry-run"], "--report-only is for stored runs; leave out --dry-run"),
         (["rivals", "--all", "--scale", "medium"], "name experiments, or pass --all; there are rivals"),
     ],
 )
@@ -68,6 +69,12 @@ def test_a_dry_run_says_what_there_is_to_do(cli, tmp_path, seeds, runs):
     pattern = rf"at least {runs} runs to train, about (\d+) minutes of one core; times to measure: resnet\n"
     assert int(re.fullmatch(pattern, out)[1]) > 0
     assert not (tmp_path / "out").exists()
+
+
+def test_report_only_trains_nothing(cli, tmp_path):
+    code, out, _ = cli("vit", "drift", "--report-only")
+    assert code == 0 and out.splitlines()[:2] == [f"{name}: runs or times are missing" for name in ("vit", "drift")]
+    assert not (tmp_path / "out" / "vit").exists() and (tmp_path / "out" / "report.html").exists()
 
 
 def test_a_dry_run_of_the_medium_scale_prints_its_plan(cli, tmp_path):

@@ -6,13 +6,28 @@ import pathlib
 import pytest
 from browser import Browser
 
-from looksam.experiments import EXPERIMENT_NAMES, EXPERIMENTS, MEDIUM_EXPERIMENTS, medium_plan, medium_scale
+from looksam.experiments import (
+    EXPERIMENT_NAMES,
+    EXPERIMENTS,
+    MEDIUM_EXPERIMENTS,
+    MEDIUM_NAMES,
+    medium_plan,
+    medium_scale,
+)
 from looksam.experiments.engine.runs import Run, Store
 from looksam.experiments.overview import overview
 from looksam.experiments.report.figures import draw
 from looksam.experiments.report.page import page
 from looksam.experiments.report.text import section_markdown
-from looksam.experiments.reproduction import INTRO, SUMMARY, TITLE, complete_sections, sourced_section, texts
+from looksam.experiments.reproduction import (
+    INTRO,
+    SUMMARY,
+    TITLE,
+    is_reportable,
+    sourced_section,
+    stored_sections,
+    texts,
+)
 from looksam.trainer.recipe import Recipe
 
 RESULTS = pathlib.Path(__file__).parents[2] / "results"
@@ -25,17 +40,36 @@ def sections():
     return {name: sourced_section(experiment, store, SEEDS) for name, experiment in EXPERIMENTS.items()}
 
 
-@pytest.mark.parametrize("name", EXPERIMENT_NAMES)
-def test_reports_and_tables_follow_from_the_stored_runs(name, sections):
-    for file, text in texts(sections[name]).items():
-        assert (RESULTS / name / file).read_text() == text, f"{name}/{file}: run `looksam reproduce {name}`"
+@pytest.fixture(scope="module")
+def stored(sections):
+    """By folder: the section that was written there; at medium scale None where runs are missing."""
+    store = Store(RESULTS / "medium" / "runs")
+    medium = {
+        f"medium/{name}": sourced_section(experiment, store, SEEDS, "medium")
+        if is_reportable(experiment, store, SEEDS)
+        else None
+        for name, experiment in MEDIUM_EXPERIMENTS.items()
+    }
+    return sections | medium
 
 
-@pytest.mark.parametrize("name", EXPERIMENT_NAMES)
-def test_figures_follow_from_the_stored_runs(name, sections, tmp_path):
-    for figure in sections[name].figures:
+FOLDERS = [*EXPERIMENT_NAMES, *(f"medium/{name}" for name in MEDIUM_NAMES)]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_reports_and_tables_follow_from_the_stored_runs(folder, stored):
+    if stored[folder] is None:
+        assert not (RESULTS / folder).exists()
+        return
+    for file, text in texts(stored[folder]).items():
+        assert (RESULTS / folder / file).read_text() == text, f"{folder}/{file}: run `looksam reproduce --report-only`"
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_figures_follow_from_the_stored_runs(folder, stored, tmp_path):
+    for figure in stored[folder].figures if stored[folder] else ():
         svg, _ = draw(figure, tmp_path)
-        assert (RESULTS / name / svg.name).read_bytes() == svg.read_bytes()
+        assert (RESULTS / folder / svg.name).read_bytes() == svg.read_bytes()
 
 
 def test_the_stored_runs_are_those_that_are_reported():
@@ -49,7 +83,7 @@ def test_the_stored_runs_are_those_that_are_reported():
 
 
 def test_the_summary_follows_from_the_stored_runs():
-    for file, text in texts(overview(complete_sections(RESULTS, SEEDS))).items():
+    for file, text in texts(overview(stored_sections(RESULTS, SEEDS))).items():
         assert (RESULTS / SUMMARY / file).read_text() == text, f"{SUMMARY}/{file}: run `looksam reproduce --all`"
 
 

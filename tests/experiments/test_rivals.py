@@ -1,5 +1,6 @@
 """The rivals, on runs whose accuracies are known: the order of training, tuning, tables and sentences."""
 
+import json
 import math
 
 import pytest
@@ -11,7 +12,7 @@ from looksam.experiments.engine.runs import Store
 from looksam.experiments.overview import overview
 from looksam.experiments.report.page import page
 from looksam.experiments.report.text import section_markdown
-from looksam.experiments.reproduction import SCALES, complete_sections, sourced_section, summary
+from looksam.experiments.reproduction import SCALES, sourced_section, stored_sections, summary
 
 RIVALS, LARGE_BATCH = MEDIUM_EXPERIMENTS["rivals"], MEDIUM_EXPERIMENTS["large-batch"]
 GAINS = {"sam": 8.0, "sam_k": 2.0, "look_sam": 7.2, "look_layer_sam": 6.0, "msam": 1.0, "asam": 8.5, "gsam": 8.0}
@@ -145,7 +146,7 @@ def test_the_summary_has_the_headline_a_picture_and_links(stored, tmp_path):
     folder = tmp_path / "medium" / "runs"
     folder.parent.mkdir()
     folder.symlink_to(stored[0].folder)
-    sections = complete_sections(tmp_path, SEEDS)
+    sections = stored_sections(tmp_path, SEEDS)
     assert [section.name for section in sections] == [f"medium-{name}" for name in MEDIUM_EXPERIMENTS]
     section = overview(sections)
     assert len(section.answers) == 5 and [figure.name for figure in section.figures] == ["rivals-resnet-noise"]
@@ -154,6 +155,21 @@ def test_the_summary_has_the_headline_a_picture_and_links(stored, tmp_path):
     text = section_markdown(section)
     assert "| [medium-cifar100](#accuracy-on-cifar-100-at-medium-scale) |" in text
     assert '<a href="#medium-vit">medium-vit</a>' in page([section, *sections], "t")
+
+
+def test_a_finished_setting_is_reported_before_the_others(stored, tmp_path):
+    folder = tmp_path / "medium" / "runs"
+    folder.mkdir(parents=True)
+    for path in stored[0].folder.glob("*.json"):
+        recipe = json.loads(path.read_text()).get("recipe")
+        if recipe is None or (recipe["model"], recipe.get("label_noise")) == ("resnet8", 0.4):
+            (folder / path.name).write_bytes(path.read_bytes())
+    (section,) = stored_sections(tmp_path, SEEDS)
+    assert section.name == "medium-rivals" and len(section.headline) == 3
+    assert section.answers[-1] == "Small ViT, AdamW, clean labels: 0 of 36 runs are finished."
+    columns = lines_of(section.tables[0])["SAM"]
+    assert columns["ResNet-8, SGD-M, 40 % random labels"].value == pytest.approx(48.0, abs=0.5)
+    assert columns["ResNet-8, SGD-M, clean labels"] is None and columns["time, Small ViT, AdamW"] is not None
 
 
 def test_large_batches(stored):

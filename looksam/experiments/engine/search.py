@@ -144,7 +144,7 @@ class SearchStudy:
         """What all runs of a row share, with so many epochs, or as many times more as the row has."""
         longer = self.longer_rows()
         own = {} if row in longer else settings_of(row)
-        return self.recipe.replace(**own, epochs=round(longer.get(row, 1.0) * epochs))
+        return _replaced(self.recipe, round(longer.get(row, 1.0) * epochs), tuple(own.items()))
 
     def _start(self, store: Store, row: str) -> Settings | None:
         """Where the search of a row starts; None before the base is tuned, from whose settings the others start."""
@@ -175,7 +175,12 @@ class SearchStudy:
         return _tuning_run(self.shared(row, self.epochs), tuple(settings_at(start, point).items()))
 
 
-@functools.cache  # a search asks for the same runs again and again
+@functools.cache  # a search asks for the same recipes and runs again and again
+def _replaced(recipe: Recipe, epochs: int, settings: tuple[tuple[str, Any], ...]) -> Recipe:
+    return recipe.replace(epochs=epochs, **dict(settings))
+
+
+@functools.cache
 def _tuning_run(recipe: Recipe, settings: tuple[tuple[str, float], ...]) -> Run:
     return Run("tune", recipe.replace(**dict(settings), seed=TUNING_SEED))
 

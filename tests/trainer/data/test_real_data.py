@@ -26,10 +26,10 @@ def train(name, folder, tmp_path, **settings):
 
 
 def test_cifar100_trains_a_small_resnet(tmp_path):
-    result, losses = train("cifar100-small-resnet", "cifar100", tmp_path, train_limit=500, batch_size=100, steps=5)
+    result, losses = train("cifar100-small-resnet", "cifar100", tmp_path, classes=10, batch_size=50, steps=5)
     assert result["step"] == len(losses) == 5
     assert losses[-1] < losses[0]
-    assert 0 <= result["test_accuracy"] < 20
+    assert 0 <= result["test_accuracy"] < 40  # of ten classes
 
 
 def test_jpegs_at_224_train_a_vit_with_randaugment_and_mixup(tmp_path):
