@@ -9,12 +9,13 @@ from looksam.experiments.engine.runs import Run, Store
 from looksam.experiments.engine.search import tuning_stages
 from looksam.experiments.engine.statistics import difference, significant
 from looksam.experiments.experiment import (
+    SETTINGS,
     Experiment,
     Findings,
     mean_entry,
     mean_series,
     paper_entry,
-    setting_entry,
+    setting_entries,
 )
 from looksam.experiments.report.document import Claim, Entry, Figure, Series, Table
 from looksam.experiments.sam_comparison import notes
@@ -91,13 +92,11 @@ def _paper(row: str, batch: int) -> Entry:
 
 
 def _selected(trained: Mapping[Place, Mapping[str, Recipe]]) -> Table:
-    header = ("labels", "batch", "method", "learning rate", "ρ", "α")
     rows: list[tuple[Entry, ...]] = []
     for (labels, batch), recipes_here in trained.items():
         for row, recipe in recipes_here.items():
-            settings = f"{recipe.learning_rate:g}", setting_entry(recipe, "rho"), setting_entry(recipe, "alpha")
-            rows.append((labels, str(batch), _name(row), *settings))
-    return Table("Selected hyper-parameters", header, rows)
+            rows.append((labels, str(batch), _name(row), *setting_entries(recipe)))
+    return Table("Selected hyper-parameters", ("labels", "batch", "method", *SETTINGS), rows)
 
 
 def _figure(labels: str, scores: Scores) -> Figure:
