@@ -10,9 +10,9 @@ import numpy as np
 from looksam.experiments.engine.statistics import LEVEL, difference, share_kept
 from looksam.experiments.report.document import Claim
 
-HOW_JUDGED = (  # a sentence without its full stop
+HOW_JUDGED = (
     "A claim holds if it does in every setting that can tell. Each is one comparison by Welch's t-test at p < 0.05, "
-    "without the correction that a section makes for all of its comparisons"
+    "without Holm's correction for several comparisons, with which the same difference may be called not significant."
 )
 KEPT = 80  # percent of SAM's gain, from which LookSAM is said to keep it
 COST_LIMIT = 1.3  # times the base's step, up to which a rule with k = 5 is said to cost "about 1.2"

@@ -21,5 +21,5 @@ def overview(sections: Sequence[Section]) -> Section:
         [sentence for section in headlines for sentence in section.headline],
         [Table("The paper's claims", ("claim", "verdict", "evidence", "section"), rows)] if rows else [],
         [figure for section in headlines for figure in section.figures[:1]],
-        [f"{HOW_JUDGED}, so that a section may call the same difference not significant."] if rows else [],
+        [HOW_JUDGED] if rows else [],
     )

@@ -41,7 +41,7 @@ def _findings(model: str, paper: PaperColumns, store: Store, seeds: int) -> Find
     }
     finished = sum(len(found) for rows in records.values() for found in rows.values())
     wanted = seeds * len(ROWS) * len(records)
-    table, notes = _table(model, paper, records, store), [f"{claims.HOW_JUDGED}.", how_tuned(seeds)]
+    table, notes = _table(model, paper, records, store), [claims.HOW_JUDGED, how_tuned(seeds)]
     if finished < wanted:
         return Findings([f"{finished} of {wanted} runs are finished."], [table], (), notes)
     scores = {

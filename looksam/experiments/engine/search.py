@@ -48,13 +48,10 @@ def line_search(settings: int, score: Callable[[Point], float | None], budget: i
             if stride == FINE and len(tried) >= budget:
                 break
             while True:
-                tried += [point for by in (-stride, stride) if (point := _moved(best, axis, by)) not in tried]
-                tried += [
-                    point
-                    for by in (-stride, stride)
-                    if score(_moved(best, axis, by)) == score(best) is not None
-                    and (point := _moved(best, axis, 2 * by)) not in tried
-                ]
+                near = {by: _moved(best, axis, by) for by in (-stride, stride)}
+                equal = [by for by, point in near.items() if score(point) == score(best) is not None]
+                beyond = [_moved(best, axis, 2 * by) for by in equal]
+                tried += [point for point in (*near.values(), *beyond) if point not in tried]
                 scores = {point: score(point) for point in tried}
                 known = {point: value for point, value in scores.items() if value is not None}
                 if len(known) < len(tried):
