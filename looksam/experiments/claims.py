@@ -10,6 +10,10 @@ import numpy as np
 from looksam.experiments.engine.statistics import LEVEL, difference, share_kept
 from looksam.experiments.report.document import Claim
 
+HOW_JUDGED = (
+    "A claim holds if it does in every setting that can tell. Each is one comparison by Welch's t-test at p < 0.05, "
+    "without Holm's correction for several comparisons, with which the same difference may be called not significant."
+)
 KEPT = 80  # percent of SAM's gain, from which LookSAM is said to keep it
 COST_LIMIT = 1.3  # times the base's step, up to which a rule with k = 5 is said to cost "about 1.2"
 ROBUST = 2.0  # points: the spread of the paper's own table of ρ

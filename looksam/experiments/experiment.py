@@ -36,9 +36,7 @@ class Experiment:
     full: tuple[str, ...] = ()  # its recipes at full scale
     full_settings: tuple[dict[str, Any], ...] = ({},)  # each of those recipes is trained with each of these
     full_score: Callable[[Recipe], float | None] | None = None  # the paper's score where a recipe's own is not it
-    in_parts: Callable[[Store, int], bool] | None = (
-        None  # whether some parts can be reported, of one with several parts
-    )
+    in_parts: Callable[[Store, int], bool] | None = None  # if it has several: whether one of them is finished
 
     def section(self, store: Store, seeds: int) -> Section:
         """The report of the experiment at small scale."""

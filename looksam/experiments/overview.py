@@ -2,13 +2,8 @@
 
 from collections.abc import Sequence
 
+from looksam.experiments.claims import HOW_JUDGED
 from looksam.experiments.report.document import Entry, Link, Section, Table
-
-HOW_JUDGED = (
-    "A claim holds if it does in every setting that can tell. Each is one comparison by Welch's t-test at p < 0.05, "
-    "without the correction that a section makes for all of its comparisons, so that a section may call the same "
-    "difference not significant."
-)
 
 
 def overview(sections: Sequence[Section]) -> Section:

@@ -8,7 +8,6 @@ from looksam.experiments import claims, medium_scale, table_cifar100, table_vit
 from looksam.experiments.engine.reported import finished_records, numbers
 from looksam.experiments.engine.runs import Record, Run, Store
 from looksam.experiments.engine.search import SearchStudy, search_stages
-from looksam.experiments.engine.statistics import RULE
 from looksam.experiments.engine.timer import stored_ratios
 from looksam.experiments.experiment import Experiment, Findings, mean_entry, times_entry
 from looksam.experiments.medium_scale import MODELS, TIMINGS
@@ -42,7 +41,7 @@ def _findings(model: str, paper: PaperColumns, store: Store, seeds: int) -> Find
     }
     finished = sum(len(found) for rows in records.values() for found in rows.values())
     wanted = seeds * len(ROWS) * len(records)
-    table, notes = _table(model, paper, records, store), [RULE, how_tuned(seeds)]
+    table, notes = _table(model, paper, records, store), [claims.HOW_JUDGED, how_tuned(seeds)]
     if finished < wanted:
         return Findings([f"{finished} of {wanted} runs are finished."], [table], (), notes)
     scores = {

@@ -32,9 +32,17 @@ def test_the_best_is_inside_its_lines_and_found(peak):
 
 
 def test_past_the_budget_no_fine_line_begins_but_every_setting_has_had_its_turn():
-    trace = line_search(2, lambda point: min(point[0], 20) - abs(point[1] - 3), budget=8)  # rises for long
-    assert trace.best in {(20, 2), (20, 4)} and trace.complete
+    trace = line_search(2, lambda point: -abs(point[0] - 20) - abs(point[1] - 2.9), budget=8)  # rises for long
+    assert trace.best == (20, 2) and trace.complete
     assert max(trace.points)[0] == 22 and all(x % 2 == y % 2 == 0 for x, y in trace.points)
+
+
+def test_beyond_a_neighbour_that_is_as_good_one_more_is_tried():
+    rises = {(0,): 5.0, (-2,): 4.0, (2,): 5.0, (4,): 6.0, (6,): 3.0}
+    assert line_search(1, rises.get, budget=0) == (list(rises), (4,), True)
+    falls = {(0,): 5.0, (-2,): 4.0, (2,): 5.0, (4,): 4.5}
+    assert line_search(1, falls.get, budget=0) == (list(falls), (0,), True)
+    assert line_search(1, lambda point: 5.0, budget=0) == ([(0,), (-2,), (2,), (-4,), (4,)], (0,), True)
 
 
 def test_what_has_no_score_yet_is_asked_for():

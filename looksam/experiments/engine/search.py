@@ -1,7 +1,8 @@
 """The search: hyper-parameters selected line by line on held-out images, until the best value is inside what was tried.
 
 Every setting is its starting value times a power of √2. A line varies one setting and keeps the others: the values a
-factor of 2 below and above the best so far are tried, and the line is extended while its last value is the best. The
+factor of 2 below and above the best so far are tried, and the line is extended while its last value is the best. Where
+a neighbour is just as good, the value beyond it is tried too, so that the last value is never as good as the best. The
 settings of a method take turns, each until its best value is inside: the base's learning rate, then its weight decay; a
 rule's weight decay, then ρ and α, then the learning rate. The base trained longer searches as a rule does, without ρ.
 If fewer than ``BUDGET`` settings have been tried by then, they take turns again by factors of √2, until there are so
@@ -43,7 +44,7 @@ class Trace(NamedTuple):
 def line_search(settings: int, score: Callable[[Point], float | None], budget: int = BUDGET) -> Trace:
     """Maximises ``score`` over the lattice of points, from the origin; ``score`` is None for what is not known yet.
 
-    >>> line_search(1, lambda point: -abs(point[0] - 3.0))
+    >>> line_search(1, lambda point: -abs(point[0] - 2.9))
     Trace(points=[(0,), (-2,), (2,), (4,), (1,), (3,)], best=(3,), complete=True)
     """
     best: Point = (0,) * settings
@@ -53,8 +54,10 @@ def line_search(settings: int, score: Callable[[Point], float | None], budget: i
             if stride == FINE and len(tried) >= budget:
                 break
             while True:
-                near = [_moved(best, axis, by) for by in (-stride, stride)]
-                tried += [point for point in near if point not in tried]
+                near = {by: _moved(best, axis, by) for by in (-stride, stride)}
+                equal = [by for by, point in near.items() if score(point) == score(best) is not None]
+                beyond = [_moved(best, axis, 2 * by) for by in equal]
+                tried += [point for point in (*near.values(), *beyond) if point not in tried]
                 scores = {point: score(point) for point in tried}
                 known = {point: value for point, value in scores.items() if value is not None}
                 if len(known) < len(tried):
