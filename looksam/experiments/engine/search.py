@@ -29,6 +29,8 @@ HOW = (  # the search in words, for reports
     "rate and the weight decay, the rules also ρ, and α where they have one."
 )
 
+UNKNOWN = (None, -math.inf)  # the score of what is not trained yet, and what ``expected`` takes it for
+
 Settings = dict[str, Any]
 Point = tuple[int, ...]  # powers of √2, one per setting
 
@@ -55,7 +57,7 @@ def line_search(settings: int, score: Callable[[Point], float | None], budget: i
                 break
             while True:
                 near = {by: _moved(best, axis, by) for by in (-stride, stride)}
-                equal = [by for by, point in near.items() if score(point) == score(best) is not None]
+                equal = [by for by, point in near.items() if score(point) == score(best) not in UNKNOWN]
                 beyond = [_moved(best, axis, 2 * by) for by in equal]
                 tried += [point for point in (*near.values(), *beyond) if point not in tried]
                 scores = {point: score(point) for point in tried}
@@ -104,7 +106,7 @@ class SearchStudy:
         @functools.cache
         def score(point: Point) -> float:
             known = self._score(store, row, start, point)
-            return -math.inf if known is None else known
+            return UNKNOWN[1] if known is None else known
 
         return [self._run(row, start, point) for point in line_search(len(start), score).points]
 
