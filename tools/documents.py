@@ -5,7 +5,6 @@
 Each table stands between two comments that name where its numbers come from. Tests hold the documents to this.
 """
 
-import csv
 import functools
 import itertools
 import json
@@ -155,29 +154,6 @@ def first_table(folder: str) -> str:
     return "\n".join(itertools.takewhile(lambda line: line.startswith("|"), rows))
 
 
-def both_models() -> str:
-    """The rows that the tables of the ResNet and of the ViT share, with what a step costs."""
-    resnet, vit = (_rows(f"results/{name}/table-1.csv") for name in ("cifar100", "vit"))
-    columns = ("clean labels, test %", "30 % random labels, test %")
-    header = ("", "ResNet, clean", "30 % random labels", "ViT, clean", "30 % random labels")
-    lines = [f"| {' | '.join([*header, 'relative step time, ViT', 'paper: ViT-B-16'])} |", "|---" * 7 + "|"]
-    for ours, theirs in zip(resnet, vit, strict=True):
-        scores = [
-            f"{float(row[name]):.2f} ± {float(row[f'{name}, standard error']):.2f}"
-            for row in (ours, theirs)
-            for name in columns
-        ]
-        paper = theirs["paper: relative step time, ViT-B-16 [×]"]
-        times = [f"{float(text):.2f}×" if text else "–" for text in (theirs["relative step time [×]"], paper)]
-        name = "base" if ours["method"] != theirs["method"] else ours["method"]
-        lines.append(f"| {' | '.join([name, *scores, *times])} |")
-    return "\n".join(lines)
-
-
-def _rows(path: str) -> list[dict[str, str]]:
-    return list(csv.DictReader((ROOT / path).read_text().splitlines()))
-
-
 def tables() -> dict[str, str]:
     """The text between the comments, by the file its numbers are in."""
     comparisons = read_results(ROOT / "results/digits/results.json").values()
@@ -192,7 +168,6 @@ def tables() -> dict[str, str]:
         **{source: _benchmark(source, bench_report.medians_markdown) for source in RULES},
         THROUGHPUT: _benchmark(THROUGHPUT, throughput_table),
         **{_picture(source): _benchmark(source, functools.partial(_shown, _picture(source))) for source in PICTURED},
-        "results/vit/table-1.csv": both_models(),
         "results/medium/rivals/table-1.csv": first_table("results/medium/rivals"),
         **{f"{folder}/report.md": experiment(folder) for folder in EXPERIMENTS},
     }
