@@ -142,7 +142,7 @@ def experiment(folder: str) -> str:
     """The report of an experiment, with its figures where they are seen from docs/; or how to make it."""
     path = ROOT / folder / "report.md"
     if not path.exists():
-        return f"*`{folder}`: not complete yet.*"
+        return f"*Not complete yet: `looksam reproduce {path.parent.name} --scale medium`.*"
     return re.sub(r"\]\(([\w.-]+\.svg)\)", rf"](../{folder}/\1)", path.read_text().strip())
 
 

@@ -54,7 +54,8 @@ def findings(store: Store, seeds: int) -> Findings:
     sentences, tables, figures = [], [], []
     everything = {}
     for place, study in medium_scale.studies().items():
-        recipes, records = study.reported(store), _records(study, store, seeds)
+        recipes = study.reported(store)
+        records = _records(recipes, store, seeds)
         title = _title(place)
         sentences += answers(title, place, records, store, seeds)
         tables.append(_accuracy_table(title, place, recipes, records, store))
@@ -67,14 +68,14 @@ def findings(store: Store, seeds: int) -> Findings:
     return Findings(sentences, [_overview_table(everything, store), *tables], figures, notes(seeds), (), summary)
 
 
-def _records(study: SearchStudy, store: Store, seeds: int) -> dict[str, list[Record]]:
-    return {row: finished_records(store, recipe, seeds) for row, recipe in study.reported(store).items()}
+def _records(recipes: Recipes, store: Store, seeds: int) -> dict[str, list[Record]]:
+    return {row: finished_records(store, recipe, seeds) for row, recipe in recipes.items()}
 
 
 def has_a_finished_setting(store: Store, seeds: int) -> bool:
     """Whether all runs of a model with one label-noise setting are finished."""
     return any(
-        all(len(found) == seeds for found in _records(study, store, seeds).values())
+        all(len(found) == seeds for found in _records(study.reported(store), store, seeds).values())
         for study in medium_scale.studies().values()
     )
 

@@ -29,7 +29,7 @@ def test_cifar100_trains_a_small_resnet(tmp_path):
     result, losses = train("cifar100-small-resnet", "cifar100", tmp_path, classes=10, batch_size=50, steps=5)
     assert result["step"] == len(losses) == 5
     assert losses[-1] < losses[0]
-    assert 0 <= result["test_accuracy"] < 40  # of ten classes
+    assert 0 <= result["test_accuracy"] < 20
 
 
 def test_jpegs_at_224_train_a_vit_with_randaugment_and_mixup(tmp_path):
