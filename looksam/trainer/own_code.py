@@ -13,6 +13,7 @@ import importlib.util
 import os
 import pathlib
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from types import ModuleType
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 PACKAGE = str(pathlib.Path(__file__).parents[1])
+IMPORTING = threading.RLock()  # a thread that finds a file in sys.modules must not get it half imported
 
 
 class OwnCodeError(ArgumentError):
@@ -161,23 +163,24 @@ def load_file(path: pathlib.Path) -> ModuleType:
     The folder is added to the end of ``sys.path``, which worker processes inherit, so that they can import it too.
     """
     file = os.path.abspath(path)
-    for module in [*sys.modules.values()]:  # also the script that is running
-        if os.path.abspath(getattr(module, "__file__", None) or "") == file:
-            return module
-    folder, stem = os.path.dirname(file), pathlib.Path(file).stem
-    if folder not in sys.path:
-        sys.path.append(folder)
-    spec = importlib.util.spec_from_file_location(_free_name(stem, file), file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        with reported(file):
-            spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[spec.name]
-        raise
-    return module
+    with IMPORTING:
+        for module in [*sys.modules.values()]:  # also the script that is running
+            if os.path.abspath(getattr(module, "__file__", None) or "") == file:
+                return module
+        folder, stem = os.path.dirname(file), pathlib.Path(file).stem
+        if folder not in sys.path:
+            sys.path.append(folder)
+        spec = importlib.util.spec_from_file_location(_free_name(stem, file), file)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        try:
+            with reported(file):
+                spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[spec.name]
+            raise
+        return module
 
 
 def _free_name(stem: str, file: str) -> str:

@@ -2,6 +2,7 @@
 
 import functools
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -97,6 +98,13 @@ def test_a_file_is_imported_once_and_sees_its_neighbours(folder):
     name = Recipe(model="net.py:build").model
     assert own_code.load("model", name) is sys.modules["net"].build  # which worker processes can import by that name
     assert own_code.load("model", name)() == 8
+
+
+def test_threads_wait_for_the_import_of_a_file(folder):
+    (folder / "net.py").write_text("import time\ntime.sleep(0.2)\ndef build():\n    pass\n")
+    with ThreadPoolExecutor(4) as threads:
+        first, *others = threads.map(own_code.load, ["model"] * 4, [f"{folder}/net.py:build"] * 4)
+    assert all(other is first for other in others)
 
 
 def test_two_files_of_one_name_are_two_modules(folder):
