@@ -1,5 +1,6 @@
 """Tests run in float64 with strict dtype promotion; docstring examples with JAX's defaults, as a user's would."""
 
+import gc
 import os
 import shutil
 import tempfile
@@ -8,6 +9,7 @@ import tempfile
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + (
     " --xla_force_host_platform_device_count=8"
     " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 )
 # Compiled programs are kept until the end of the session, for tests and processes that need them again. Each worker of
 # pytest-xdist has a folder of its own: JAX writes a program in place, and whoever reads half of one gets a warning,
@@ -26,6 +28,9 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # This process has the small programs in memory; processes that tests start read them, too.
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
 
+# Traced programs are millions of objects that live on; the collector would look at them all every few seconds.
+gc.freeze()
+gc.set_threshold(50_000, 20, 50)
 
 PROGRAMS = os.environ["JAX_COMPILATION_CACHE_DIR"]
 
