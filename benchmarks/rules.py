@@ -17,6 +17,7 @@ ROWS = (
     *("sam", "sam_5", "look_sam_5", "look_sam_10", "layer_sam", "look_layer_sam"),
     *("asam", "gsam", "msam", "sam@0.8", "look_sam_5@0.8"),
 )
+LARGE = ("sam", "sam_5", "look_sam_5", "msam", "look_sam_5@0.8")  # of the MLP: each process takes about a gigabyte
 FORMS = ("static", "traced", "optax", "optax_opaque")
 
 
@@ -27,7 +28,8 @@ def cases(recipe: Recipe) -> list[Case]:
         store_dtype="bfloat16",
         environment=timed.JAX_ENVIRONMENT,
     )
-    return [*choose(recipe, ROWS, FORMS, timed.JAX_ENVIRONMENT).cases, half]
+    rows, forms = (LARGE, FORMS[:2]) if recipe.model == "mlp_20m" else (ROWS, FORMS)
+    return [*choose(recipe, rows, forms, timed.JAX_ENVIRONMENT).cases, half]
 
 
 if __name__ == "__main__":
