@@ -35,6 +35,7 @@ _MEDIUM = {
     "rivals": ("table_rivals", "RIVALS"),
     "cifar100": ("table_paper_rows", "CIFAR100"),
     "vit": ("table_paper_rows", "VIT"),
+    "confirm": ("table_confirm", "CONFIRM"),
     "large-batch": ("table_batch_growth", "BATCH_GROWTH"),
 }
 EXPERIMENT_NAMES = tuple(_SMALL)  # at small scale, and most of them at full scale

@@ -20,11 +20,12 @@ class Planned(NamedTuple):
     name: str
     study: SearchStudy
     seeds: int
+    tunes: bool = True  # False where the tuning is that of another study
 
     def tried(self, row: str) -> int:
         """The settings that a row is expected to try; the outcome decides."""
         searched = set(self.study.starts.get(row, {})) | {"learning_rate", "weight_decay"}
-        return max(BUDGET, 2 * len(searched)) + 1
+        return max(BUDGET, 2 * len(searched)) + 1 if self.tunes else 0
 
     def hours(self) -> float:
         """Hours of one core, for tuning and for the reported runs."""
@@ -55,7 +56,15 @@ def planned() -> list[Planned]:
         )
         for study in medium_scale.lamb_studies().values()
     ]
-    return rivals + lamb
+    confirmed = [
+        Planned(
+            *("confirm", f"{medium_scale.MODELS[model].label}, {medium_scale.CONFIRMED_LABELS}"),
+            *(study, len(medium_scale.further_seeds(medium_scale.SEEDS))),
+            tunes=False,
+        )
+        for model, study in medium_scale.confirmed_studies().items()
+    ]
+    return rivals + confirmed + lamb
 
 
 def section() -> Section:

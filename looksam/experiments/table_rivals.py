@@ -187,15 +187,16 @@ def _compared(scores: Scores) -> Compared:
 
 
 def headline(finished: Mapping[Place, Scores], store: Store) -> list[str]:
-    """Five sentences for people in a hurry: the gain on each model, clean labels, the cheapest, where LookSAM loses."""
+    """Sentences for people in a hurry: the gain with noisy and clean labels, the cheapest, where LookSAM loses."""
     compared = {place: _compared(scores) for place, scores in finished.items()}
     noisy = [place for place in finished if medium_scale.LABEL_NOISE[place.labels]]
     clean = [place for place in finished if place not in noisy]
-    sentences = [
-        f"{_title(place)}: SAM gains {_gain('sam', 'base', compared[place])} points over the tuned base; LookSAM-5 "
-        f"keeps {_share('look_sam_5', finished[place])} of that, SAM-5 {_share('sam_5', finished[place])}."
+    kept = [
+        f"{_gain('sam', 'base', compared[place])} on the {MODELS[place.model].label}, of which LookSAM-5 keeps "
+        f"{_share('look_sam_5', finished[place])} and SAM-5 {_share('sam_5', finished[place])}"
         for place in noisy
     ]
+    sentences = [f"With {noisy[0].labels} SAM gains, over the tuned base, {'; '.join(kept)}."] if noisy else []
     gains = [f"{_gain('sam', 'base', compared[place])} on the {MODELS[place.model].label}" for place in clean]
     sentences += [f"With clean labels SAM gains {' and '.join(gains)}."] if gains else []
     cheapest = [f"{_words(_cheapest_row(finished[place], place, store))} ({_title(place)})" for place in finished]

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from scipy import stats
 from synthetic_runs import SEEDS, filled, lines_of
 
 from looksam.experiments import MEDIUM_EXPERIMENTS, medium_scale
@@ -14,12 +15,12 @@ from looksam.experiments.report.page import page
 from looksam.experiments.report.text import section_markdown
 from looksam.experiments.reproduction import SCALES, sourced_section, stored_sections, summary
 
-RIVALS, LARGE_BATCH = MEDIUM_EXPERIMENTS["rivals"], MEDIUM_EXPERIMENTS["large-batch"]
+RIVALS, CONFIRM, LARGE_BATCH = (MEDIUM_EXPERIMENTS[name] for name in ("rivals", "confirm", "large-batch"))
 GAINS = {"sam": 8.0, "sam_k": 2.0, "look_sam": 7.2, "look_layer_sam": 6.0, "msam": 1.0, "asam": 8.5, "gsam": 8.0}
 RATES = {"sgdm": 0.4, "adamw": 0.001, "lamb": 0.03}
 ALPHAS = {"sgdm": 0.1, "adamw": 0.15, "lamb": 0.15}
 DECAYS = {"sgdm": 1e-3, "adamw": 0.05, "lamb": 0.1}
-JITTER = {0: -0.2, 1: 0.1, 2: 0.1}
+JITTER = {0: -0.2, 1: 0.1, 2: 0.1} | {seed: -0.2 if seed % 2 else 0.2 for seed in range(SEEDS, 3 * SEEDS)}
 
 
 class RivalWorld:
@@ -46,7 +47,7 @@ class RivalWorld:
 def stored(tmp_path_factory):
     store = Store(tmp_path_factory.mktemp("runs"))
     with pytest.MonkeyPatch.context() as monkeypatch:
-        rounds = filled(store, [RIVALS, LARGE_BATCH], RivalWorld(), monkeypatch)
+        rounds = filled(store, [RIVALS, CONFIRM, LARGE_BATCH], RivalWorld(), monkeypatch)
     for timing in medium_scale.TIMINGS.values():
         rows = medium_scale.timed_recipes(timing)
         store.write(f"timing-{timing}", {"ratios": {row: [1.0, 1.0 + 0.1 * i, 2.0] for i, row in enumerate(rows)}})
@@ -105,14 +106,49 @@ def test_the_answers_say_what_is_kept_and_what_is_cheapest(stored):
     assert answers[2] == "ResNet-8, SGD-M, 40 % random labels: SAM against the base trained 2 times as long +7.00."
 
 
-def test_the_headline_is_five_sentences(stored):
-    headline = RIVALS.section(stored[0], SEEDS).headline
-    assert len(headline) == 5
-    assert headline[0].startswith("ResNet-8, SGD-M, 40 % random labels: SAM gains +8.00 points over the tuned base")
-    assert "LookSAM-5 keeps 90 % of that, SAM-5 25 %" in headline[0] and headline[1].startswith("Small ViT, AdamW, 40")
-    assert "With clean labels SAM gains +8.00 on the ResNet-8" in headline[2]
-    assert "standard error of the best: ASAM (ResNet-8, SGD-M, 40 % random labels)" in headline[3]
-    assert headline[4].startswith("LookSAM-5 is behind SAM +0.80 (ResNet-8, SGD-M, 40 % random labels), ASAM +0.98")
+def test_the_headline(stored):
+    noisy, clean, cheapest, lost = RIVALS.section(stored[0], SEEDS).headline
+    kept = "+8.00 on the {}, of which LookSAM-5 keeps 90 % and SAM-5 25 %"
+    assert noisy == (
+        "With 40 % random labels SAM gains, over the tuned base, "
+        f"{kept.format('ResNet-8, SGD-M')}; {kept.format('Small ViT, AdamW')}."
+    )
+    assert clean == "With clean labels SAM gains +8.00 on the ResNet-8, SGD-M and +8.00 on the Small ViT, AdamW."
+    assert "standard error of the best: ASAM (ResNet-8, SGD-M, 40 % random labels)" in cheapest
+    assert lost.startswith("LookSAM-5 is behind SAM +0.80 (ResNet-8, SGD-M, 40 % random labels), ASAM +0.98")
+
+
+def test_the_confirmation_has_seeds_of_its_own(stored):
+    store, _ = stored
+    *_, runs = CONFIRM.stages(store, SEEDS)
+    assert {(run.recipe.method, run.recipe.start) for run in runs} == {("base", 0), ("look_sam", 0.8)}
+    assert {run.recipe.seed for run in runs} == {*range(SEEDS, 3 * SEEDS)} and len(runs) == 2 * 2 * 2 * SEEDS
+    rivals = {run for stage in RIVALS.stages(store, SEEDS) for run in stage}
+    assert rivals.isdisjoint(runs) and {run.key for run in runs} < {run.key for run in rivals}
+
+
+def test_the_confirmation_compares_two_rows_on_two_models(stored):
+    section = CONFIRM.section(stored[0], SEEDS)
+    line = lines_of(section.tables[0])["ResNet-8, SGD-M"]
+    gain = line["LookSAM-5, last 20 %, test %"].value - line["base, test %"].value
+    assert gain == pytest.approx(7.2 / 4, abs=0.5)  # the search stops near the best settings
+    alternating = [-0.2, 0.2] * SEEDS
+    found = stats.ttest_ind([gain + value for value in alternating], alternating, equal_var=False)
+    assert (line["difference"], line["p"]) == (f"{gain:+.2f}", f"{found.pvalue:.2g}") and line["time"] is not None
+    low, high = found.confidence_interval()
+    assert line["95 % interval"] == f"{low:+.2f} to {high:+.2f}"
+    assert section.answers[1].startswith(
+        f"Small ViT, AdamW, 40 % random labels: LookSAM-5, last 20 % is {gain:+.2f} points from the base (significant;"
+    )
+    assert section.headline == [
+        f"On 6 further seeds, LookSAM-5, last 20 % against the base has {gain:+.2f} on the ResNet-8, SGD-M and "
+        f"{gain:+.2f} on the Small ViT, AdamW (40 % random labels)."
+    ]
+
+
+def test_an_unfinished_confirmation_has_no_numbers(tmp_path):
+    section = CONFIRM.section(Store(tmp_path), SEEDS)
+    assert section.answers == ["0 of 24 runs are finished."] and not section.tables and not section.headline
 
 
 def test_without_times_there_is_no_headline(stored, tmp_path):
@@ -165,7 +201,7 @@ def test_a_finished_setting_is_reported_before_the_others(stored, tmp_path):
         if recipe is None or (recipe["model"], recipe.get("label_noise")) == ("resnet8", 0.4):
             (folder / path.name).write_bytes(path.read_bytes())
     (section,) = stored_sections(tmp_path, SEEDS)
-    assert section.name == "medium-rivals" and len(section.headline) == 3
+    assert section.name == "medium-rivals" and len(section.headline) == 3  # nothing on clean labels
     assert section.answers[-1] == "Small ViT, AdamW, clean labels: 0 of 36 runs are finished."
     columns = lines_of(section.tables[0])["SAM"]
     assert columns["ResNet-8, SGD-M, 40 % random labels"].value == pytest.approx(48.0, abs=0.5)
