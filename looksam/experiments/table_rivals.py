@@ -217,7 +217,7 @@ def _title(place: Place) -> str:
 
 def _gain(row: str, other: str, pairs: Compared) -> str:
     found, clear = pairs[row, other]
-    return f"{found.mean:+.2f}{'' if clear else ' (not significant)'}"
+    return f"{found.mean:+z.2f}{'' if clear else ' (not significant)'}"
 
 
 def _share(row: str, scores: Scores) -> str:
