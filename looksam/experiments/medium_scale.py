@@ -6,7 +6,6 @@ with clean labels and with 40 % of the training labels drawn at random. Flatness
 base optimizer fits the random labels too, and pays for it on the test set.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -175,9 +174,7 @@ def studies() -> dict[Place, SearchStudy]:
 def confirmed_studies() -> dict[str, SearchStudy]:
     """The rivals' studies of the row that is trained on further seeds and of the base, by model."""
     return {
-        place.model: dataclasses.replace(
-            study, starts={row: study.starts[row] for row in ("base", CONFIRMED)}, longer=()
-        )
+        place.model: study.only(("base", CONFIRMED))
         for place, study in studies().items()
         if place.labels == CONFIRMED_LABELS
     }

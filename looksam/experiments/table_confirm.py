@@ -12,11 +12,12 @@ from looksam.experiments.engine.runs import Run, Store
 from looksam.experiments.engine.search import SearchStudy, search_stages
 from looksam.experiments.engine.statistics import RULE, Difference, difference, significant
 from looksam.experiments.engine.timer import stored_ratios
+from looksam.experiments.engine.tuner import load_records
 from looksam.experiments.experiment import Experiment, Findings, mean_entry, times_entry
 from looksam.experiments.medium_scale import MODELS, TIMINGS
 from looksam.experiments.report.document import Entry, Table
 from looksam.experiments.sam_comparison import numbers
-from looksam.experiments.table_rivals import how_tuned
+from looksam.experiments.table_rivals import gain_text, how_tuned
 from looksam.methods import label
 
 CHOSEN = medium_scale.CONFIRMED
@@ -46,7 +47,7 @@ def findings(store: Store, seeds: int) -> Findings:
     if finished < len(everything):
         return Findings([f"{finished} of {len(everything)} runs are finished."], [])
     scores = {
-        model: {row: numbers([store.get(run) or {} for run in part], "test_accuracy") for row, part in rows.items()}
+        model: {row: numbers(load_records(store, part), "test_accuracy") for row, part in rows.items()}
         for model, rows in runs.items()
     }
     found = {model: difference(rows[CHOSEN], rows["base"]) for model, rows in scores.items()}
@@ -81,10 +82,7 @@ def _answer(gain: Difference, clear: bool) -> str:
 
 
 def _headline(found: Mapping[str, Difference], clear: Mapping[str, bool], count: int) -> str:
-    gains = [
-        f"{gain.mean:+.2f}{'' if clear[model] else ' (not significant)'} on the {MODELS[model].label}"
-        for model, gain in found.items()
-    ]
+    gains = [f"{gain_text(gain, clear[model])} on the {MODELS[model].label}" for model, gain in found.items()]
     return f"On {count} further seeds, {label(CHOSEN)} against the base has {' and '.join(gains)} ({LABELS})."
 
 

@@ -1,6 +1,5 @@
 """The paper's tables on CIFAR-100 and of ViTs at medium scale: runs of the rivals, next to the paper's numbers."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -22,11 +21,7 @@ Records = Mapping[str, Mapping[str, Sequence[Record]]]  # by label-noise setting
 
 def _studies(model: str) -> dict[str, SearchStudy]:
     """The rivals' studies of a model, with these rows alone, by label-noise setting."""
-    return {
-        place.labels: dataclasses.replace(study, starts={row: study.starts[row] for row in ROWS}, longer=())
-        for place, study in medium_scale.studies().items()
-        if place.model == model
-    }
+    return {place.labels: study.only(ROWS) for place, study in medium_scale.studies().items() if place.model == model}
 
 
 def _stages(model: str, store: Store, seeds: int) -> Iterator[list[Run]]:

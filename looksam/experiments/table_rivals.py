@@ -216,7 +216,11 @@ def _title(place: Place) -> str:
 
 
 def _gain(row: str, other: str, pairs: Compared) -> str:
-    found, clear = pairs[row, other]
+    return gain_text(*pairs[row, other])
+
+
+def gain_text(found: Difference, clear: bool) -> str:
+    """A difference in points, and that it is not significant where it is not."""
     return f"{found.mean:+z.2f}{'' if clear else ' (not significant)'}"
 
 

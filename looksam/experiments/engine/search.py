@@ -9,6 +9,7 @@ If fewer than ``BUDGET`` settings have been tried by then, they take turns again
 many: every method gets about the same number. Tuning runs have a seed of their own.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -119,6 +120,10 @@ class SearchStudy:
     def rows(self) -> list[str]:
         """The base, the base trained longer, and the rules."""
         return ["base", *self.longer_rows(), *(row for row in self.starts if row != "base")]
+
+    def only(self, rows: Iterable[str]) -> "SearchStudy":
+        """The same study with some of its rows; their tuning is the same."""
+        return dataclasses.replace(self, starts={row: self.starts[row] for row in rows}, longer=())
 
     def longer_rows(self) -> dict[str, float]:
         """The rows of the base trained longer, with how many times the epochs they have."""
