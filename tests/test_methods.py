@@ -2,7 +2,7 @@
 
 import pytest
 
-from looksam.experiments.small_scale import LAMB_GRIDS, SAM_ROWS, TIMED_ROWS
+from looksam.experiments.small_scale import LAMB_STARTS, SAM_ROWS, TIMED_ROWS
 from looksam.methods import METHODS, label, parse_row, settings_of
 from looksam.trainer.recipe import Recipe
 
@@ -18,7 +18,7 @@ def test_every_method_has_a_row_and_a_label(name):
 
 
 def test_rows_of_tables_have_labels_of_their_own():
-    for rows in (SAM_ROWS, tuple(LAMB_GRIDS), *TIMED_ROWS.values()):
+    for rows in (SAM_ROWS, tuple(LAMB_STARTS), *TIMED_ROWS.values()):
         assert len({label(row) for row in rows}) == len(rows)
 
 

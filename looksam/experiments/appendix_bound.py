@@ -6,9 +6,9 @@ import numpy as np
 
 from looksam.analysis import pac_bayes_bound
 from looksam.experiments import claims, table_cifar100, table_vit
+from looksam.experiments.engine.reported import reported_records
 from looksam.experiments.engine.runner import SHARPNESS_RHO
 from looksam.experiments.engine.runs import Run, Store
-from looksam.experiments.engine.tuner import reported_records
 from looksam.experiments.experiment import Experiment, Findings
 from looksam.experiments.report.document import Entry, Table, Value
 from looksam.experiments.sam_comparison import CURVES, tuned_rows

@@ -14,12 +14,11 @@ import numpy as np
 
 from looksam.experiments.engine.runner import CURVE_POINTS, SHARPNESS_RHO, Runner, curve_epochs
 from looksam.experiments.engine.runs import Record, Run, Store, versions
-from looksam.experiments.engine.search import line_search, settings_at
+from looksam.experiments.engine.search import Settings, line_search, settings_at
 from looksam.experiments.engine.side_by_side import Progress, SideBySide
-from looksam.experiments.engine.tuner import Settings, mean_scores, starting_settings
 from looksam.experiments.experiment import mean_entry
 from looksam.experiments.report.text import entry_text
-from looksam.methods import parse_row, settings_of
+from looksam.methods import METHODS, parse_row, settings_of
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.recipes.small import DIGITS_RECIPES, DIGITS_SELECTED, DIGITS_STARTS
 from looksam.trainer.rule_settings import gradients_per_step
@@ -74,6 +73,20 @@ def starts(name: str, recipe: Recipe, rows: list[str]) -> dict[str, Settings]:
         for row, method in _rules(rows).items()
     }
     return {"base": shared} | rules
+
+
+def starting_settings(recipe: Recipe, method: str, sam_rho: float) -> Settings:
+    """Settings for a method that was not tuned: the recipe's own ρ, and α and k where the method has them.
+
+    Another paper's method, whose scales differ, starts from values that follow from ``sam_rho``, a good ρ for SAM on
+    the recipe.
+    """
+    described = METHODS[method]
+    own: Settings = {name: getattr(recipe, name) for name in ("rho", "alpha", "k") if name in described.settings}
+    if method == recipe.method or not described.is_related:
+        return own
+    middle = {"alpha": described.strengths[len(described.strengths) // 2]} if described.strengths else {}
+    return own | {"rho": sam_rho * described.radius} | middle
 
 
 def _rules(rows: list[str]) -> dict[str, str]:
@@ -180,7 +193,7 @@ def tune(
         searched = {name: start[name] for name in SEARCHED if start.get(name, 0) > 0}
         tried: dict[str, tuple[Settings, list[float]]] = {}
         setting = lambda point: start | settings_at(searched, point)
-        score = lambda point: mean_scores([tried[key][1]])[0] if (key := str(setting(point))) in tried else None
+        score = lambda point: float(np.mean(tried[key][1])) if (key := str(setting(point))) in tried else None
         while not (trace := line_search(len(searched), score)).complete:
             new = [found for point in trace.points if str(found := setting(point)) not in tried]
             trainer.replace_runs(row, runs_of(row, new))
@@ -200,7 +213,7 @@ def tune(
             end, found = search(row, start | weaker | {"learning_rate": start["learning_rate"] * rate})
             ends.append(end)
             tried |= found
-        chosen = max(ends, key=lambda end: mean_scores([tried[str(end)][1]])[0])
+        chosen = max(ends, key=lambda end: float(np.mean(tried[str(end)][1])))
         report(f"{row}: selected {chosen}")
         grid, accuracy = ([pair[i] for pair in tried.values()] for i in range(2))
         results[row] = {"selected": chosen, "grid": grid, "accuracy": accuracy}

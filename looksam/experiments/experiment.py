@@ -64,13 +64,9 @@ SETTINGS = ("learning rate", "weight decay", "ρ", "α")  # the columns of ``set
 
 def setting_entries(recipe: Recipe) -> tuple[Entry, ...]:
     """What is tuned; None for what the recipe's method does not have."""
-    rates = f"{recipe.learning_rate:g}", f"{recipe.weight_decay:g}"
-    return *rates, setting_entry(recipe, "rho"), setting_entry(recipe, "alpha")
-
-
-def setting_entry(recipe: Recipe, name: str) -> str | None:
-    """A setting of the recipe's method; None where the method does not have it."""
-    return f"{getattr(recipe, name):g}" if name in METHODS[recipe.method].settings else None
+    own = METHODS[recipe.method].settings
+    rule = [f"{getattr(recipe, name):g}" if name in own else None for name in ("rho", "alpha")]
+    return f"{recipe.learning_rate:g}", f"{recipe.weight_decay:g}", *rule
 
 
 def paper_number(table: str, column: str, **where: str) -> float | None:

@@ -6,10 +6,11 @@ import numpy as np
 
 from looksam.experiments import claims
 from looksam.experiments.engine.records import LAG, MEASURES, PARTS
+from looksam.experiments.engine.reported import load_records
 from looksam.experiments.engine.runner import curve_epochs
 from looksam.experiments.engine.runs import Run, Store
+from looksam.experiments.engine.search import tuning_stages
 from looksam.experiments.engine.statistics import mean_and_standard_error
-from looksam.experiments.engine.tuner import load_records, tuning_stages
 from looksam.experiments.experiment import Experiment, Findings, mean_entry
 from looksam.experiments.report.document import Entry, Figure, Series, Table
 from looksam.experiments.small_scale import vit_studies

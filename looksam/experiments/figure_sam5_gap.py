@@ -1,10 +1,10 @@
 """Figure "Accuracy of SAM-5, SAM and vanilla ViT": accuracy over epochs."""
 
 from looksam.experiments import claims, table_vit
+from looksam.experiments.engine.reported import accuracies
 from looksam.experiments.engine.runner import curve_epochs
 from looksam.experiments.engine.runs import Store
 from looksam.experiments.engine.statistics import RULE, difference, significant
-from looksam.experiments.engine.tuner import accuracies
 from looksam.experiments.experiment import Experiment, Findings, mean_entry
 from looksam.experiments.report.document import Entry, Table
 from looksam.experiments.sam_comparison import CURVES, Recipes, curve_figure, held_out_curves, tuned_rows

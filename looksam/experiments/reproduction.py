@@ -81,7 +81,8 @@ class Reproduction:
         runs = [run for part in missing(self.store, self._stages(), self.seeds) for run in part]
         minutes = sum(map(cost, runs)) / 1000 / 60
         timings = ", ".join(self._missing_timings()) or "none"
-        return f"{len(runs)} runs to train, about {minutes:.0f} minutes of one core; times to measure: {timings}"
+        least = "at least " if any(run.kind == "tune" for run in runs) else ""  # the outcome decides how many more
+        return f"{least}{len(runs)} runs to train, about {minutes:.0f} minutes of one core; times to measure: {timings}"
 
     def fill(self, workers: int | None, data_dir: str | None, download: bool, report: Callable[[str], None]) -> None:
         """Trains the missing runs, then measures the missing times."""

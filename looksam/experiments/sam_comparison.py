@@ -1,6 +1,5 @@
 """Base, SAM, SAM-k and LookSAM-k side by side: what the tables on CIFAR-100 and of ViTs have in common."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -8,8 +7,10 @@ import numpy as np
 
 from looksam.experiments import claims
 from looksam.experiments.claims import KEPT
+from looksam.experiments.engine.reported import accuracies, numbers, reported_records, reported_runs
 from looksam.experiments.engine.runner import curve_epochs
-from looksam.experiments.engine.runs import Record, Run, Store
+from looksam.experiments.engine.runs import Run, Store
+from looksam.experiments.engine.search import HOW, SearchStudy, tuning_stages
 from looksam.experiments.engine.statistics import (
     RULE,
     difference,
@@ -18,15 +19,7 @@ from looksam.experiments.engine.statistics import (
     significant,
 )
 from looksam.experiments.engine.timer import stored_ratios
-from looksam.experiments.engine.tuner import (
-    TUNING_SEEDS,
-    Study,
-    accuracies,
-    reported_records,
-    reported_runs,
-    tuning_stages,
-)
-from looksam.experiments.experiment import Findings, mean_entry, mean_series, setting_entry, times_entry
+from looksam.experiments.experiment import SETTINGS, Findings, mean_entry, mean_series, setting_entries, times_entry
 from looksam.experiments.report.document import Entry, Figure, Series, Table, Value
 from looksam.experiments.small_scale import PERIODS, SAM_ROWS
 from looksam.methods import METHODS, label, parse_row
@@ -34,22 +27,26 @@ from looksam.trainer.recipe import Recipe
 from looksam.trainer.rule_settings import gradients_per_step
 from looksam.trainer.training import total_steps
 
-TUNED = tuple(dict.fromkeys(parse_row(row).method.name for row in SAM_ROWS))  # the methods of these rows
-TUNED_AT = 5  # the k of methods that have one
+AS_AT_5 = ", as at k = 5"  # ends the name of a row with another k, at the hyper-parameters selected for k = 5
 CURVES = ("base", "sam", "sam_5", "look_sam_5")
 
 Recipes = Mapping[str, Recipe]  # by row
 PaperColumns = Mapping[str, Callable[[str], Entry]]  # by title: the paper's entry for a row
 
 
-def tuned_rows(study: Study, store: Store) -> dict[str, Recipe]:
-    """The recipe of each row, at the hyper-parameters selected for its method."""
-    return {row: study.tuned(store, row) for row in SAM_ROWS}
+def tuned_rows(study: SearchStudy, store: Store) -> dict[str, Recipe]:
+    """The recipe of each row at the hyper-parameters selected for it; where k is not 5, also at those of k = 5."""
+    rows = {}
+    for row in SAM_ROWS:
+        rows[row], (method, k, *_) = study.tuned(store, row), parse_row(row)
+        if k in PERIODS[1:]:
+            rows[row + AS_AT_5] = study.tuned(store, method.row_name(5), k=k)
+    return rows
 
 
-def stages(studies: Mapping[str, Study], store: Store, seeds: int) -> Iterator[list[Run]]:
+def stages(studies: Mapping[str, SearchStudy], store: Store, seeds: int) -> Iterator[list[Run]]:
     """The tuning runs of all studies, then the reported runs."""
-    yield from tuning_stages(studies.values(), store, TUNED)
+    yield from tuning_stages(studies.values(), store, SAM_ROWS)
     yield reported_runs([r for study in studies.values() for r in tuned_rows(study, store).values()], seeds)
 
 
@@ -58,7 +55,7 @@ def findings(
     *,
     model: str,
     timed: str,
-    studies: Mapping[str, Study],
+    studies: Mapping[str, SearchStudy],
     paper: PaperColumns,
     store: Store,
     seeds: int,
@@ -71,7 +68,7 @@ def findings(
     recipes = {labels: tuned_rows(study, store) for labels, study in studies.items()}
     sentences, figures = [], []
     for labels, rows in recipes.items():
-        sentences += [*answers(labels, rows, store, seeds), final_losses(labels, studies[labels], store, seeds)]
+        sentences += [*answers(labels, rows, store, seeds), final_losses(labels, rows, store, seeds)]
         stem = f"{name}-{'noise' if rows['base'].label_noise else 'clean'}"
         figures += cost_figure(f"{stem}-cost", f"{model}, {labels}", rows, store, seeds, timed)
         figures.append(curve_figure(f"{stem}-curves", f"{model}, {labels}", rows, store, seeds))
@@ -81,7 +78,7 @@ def findings(
     ]
     scores = {labels: {row: accuracies(store, rows[row], seeds) for row in CURVES} for labels, rows in recipes.items()}
     found = claims.of_look_sam(scores, stored_ratios(store, timed), model)
-    return Findings(sentences, tables, figures, notes(next(iter(studies.values())), seeds), found)
+    return Findings(sentences, tables, figures, [*notes(seeds), OTHER_PERIODS], found)
 
 
 # --- tables -----------------------------------------------------------------------------------------------------
@@ -98,31 +95,26 @@ def accuracy_table(
     for row, recipe in next(iter(recipes.values())).items():
         ours = [mean_entry(accuracies(store, rows[row], seeds)) for rows in recipes.values()]
         gradients = Value(gradients_per_step(recipe, total_steps(recipe)), digits=2)
-        time = times_entry(times[row][1] if row in times else None)
-        theirs = [entry(row) for entry in paper.values()]
-        lines.append((label(row, recipe.optimizer), *ours, gradients, time, *theirs))
+        named = row.removesuffix(AS_AT_5)
+        time = times_entry(times[named][1] if named in times else None)
+        theirs = [entry(row) if row == named else None for entry in paper.values()]
+        lines.append((label(named, recipe.optimizer) + row[len(named) :], *ours, gradients, time, *theirs))
     return Table(title, header, lines)
 
 
-def selected_table(studies: Mapping[str, Study], store: Store, seeds: int) -> Table:
-    """The hyper-parameters of each method, their score on the held-out images, and where training ended."""
+def selected_table(studies: Mapping[str, SearchStudy], store: Store, seeds: int) -> Table:
+    """The hyper-parameters of each row, their score on the held-out images, and where training ended."""
     measures = {"training loss": "train_loss_at_end", "sharpness, train": "sharpness_train", "test": "sharpness_test"}
-    header = ("labels", "method", "learning rate", "ρ", "α", "held-out %", *measures)
+    header = ("labels", "method", *SETTINGS, "settings tried", "held-out %", *measures)
     lines: list[tuple[Entry, ...]] = []
     for labels, study in studies.items():
-        for method in TUNED:
-            recipe, scores = study.tuned(store, method), study.scores(store, method)
+        for row in SAM_ROWS:
+            recipe, tried = study.tuned(store, row), study.tried(store, row)
             records = reported_records(store, recipe, seeds)
             measured = [mean_entry(numbers(records, measure), 3) for measure in measures.values()]
-            settings = f"{recipe.learning_rate:g}", setting_entry(recipe, "rho"), setting_entry(recipe, "alpha")
-            best = Value(max(scores), digits=2) if scores else None
-            lines.append((labels, label(method, recipe.optimizer, k=TUNED_AT), *settings, best, *measured))
+            search = str(len(tried)), Value(tried[0][1])
+            lines.append((labels, label(row, recipe.optimizer), *setting_entries(recipe), *search, *measured))
     return Table("Selected hyper-parameters, and the end of training", header, lines)
-
-
-def numbers(records: Sequence[Record], name: str) -> list[float]:
-    """One number of each run; NaN where it was not finite, for which None is stored."""
-    return [math.nan if record[name] is None else record[name] for record in records]
 
 
 # --- sentences --------------------------------------------------------------------------------------------------
@@ -133,7 +125,8 @@ def answers(labels: str, recipes: Recipes, store: Store, seeds: int) -> list[str
     scores = {row: accuracies(store, recipe, seeds) for row, recipe in recipes.items()}
     pairs = [("sam", "base")]
     pairs += [(f"look_sam_{k}", other) for k in PERIODS for other in ("base", f"sam_{k}", "sam")]
-    differences = {(row, other): difference(scores[row], scores[other]) for row, other in pairs}
+    as_at_5 = [(f"look_sam_{k}{AS_AT_5}", f"look_sam_{k}") for k in PERIODS[1:]]
+    differences = {(row, other): difference(scores[row], scores[other]) for row, other in [*pairs, *as_at_5]}
     clear = significant(differences)
     gain = differences["sam", "base"]
     sentences = [
@@ -151,7 +144,11 @@ def answers(labels: str, recipes: Recipes, store: Store, seeds: int) -> list[str
             if pair[0] == f"look_sam_{k}"
         ]
         sentences.append(f"{labels}: LookSAM-{k} is {', '.join(parts)}.")
-    return sentences
+    parts = [
+        f"LookSAM-{k} is {_above_or_below(differences[pair].mean)} the same tuned at k = {k} ({_verdict(clear[pair])})"
+        for k, pair in zip(PERIODS[1:], as_at_5, strict=True)
+    ]
+    return [*sentences, f"{labels}: at the settings of k = 5, {', '.join(parts)}."]
 
 
 def _kept(labels: str, k: int, scores: Mapping[str, Sequence[float]]) -> str:
@@ -168,31 +165,29 @@ def _verdict(clear: bool) -> str:
     return "significant" if clear else "not significant"
 
 
-def final_losses(labels: str, study: Study, store: Store, seeds: int) -> str:
+def final_losses(labels: str, recipes: Recipes, store: Store, seeds: int) -> str:
     """Where training ended: a method that has not fitted its images is slowed down, not flattened."""
     ends = []
-    for method in TUNED:
-        recipe = study.tuned(store, method)
-        loss = np.mean(numbers(reported_records(store, recipe, seeds), "train_loss_at_end"))
-        ends.append(f"{label(method, recipe.optimizer, k=TUNED_AT)} {loss:.3f}")
+    for row in CURVES:
+        loss = np.mean(numbers(reported_records(store, recipes[row], seeds), "train_loss_at_end"))
+        ends.append(f"{label(row, recipes[row].optimizer)} {loss:.3f}")
     return f"{labels}: training loss at the end (no augmentation): {', '.join(ends)}."
 
 
-def notes(study: Study, seeds: int) -> list[str]:
+OTHER_PERIODS = (
+    'SAM-10, SAM-20, LookSAM-10 and LookSAM-20 are tuned at their own k; the rows that end in "as at k = 5" have the '
+    "settings selected for SAM-5 and LookSAM-5."
+)
+
+
+def notes(seeds: int) -> list[str]:
     """How the methods were tuned and compared."""
-    tried = len(study.grids["base"])
-    grids = "; ".join(f"{method}: {_grid(grid)}" for method, grid in study.grids.items())
     return [
         RULE,
-        f"Each method tried {tried} settings on {len(TUNING_SEEDS)} seeds, scored on held-out training images "
-        f"({grids}). The reported runs have {seeds} other seeds; the test set was read once, at their end. "
-        "± is one standard error. LookSAM's ρ is fixed: its settings vary α, on which it depends more.",
+        f"Each method is tuned on held-out training images, in runs as long as the reported ones, one per setting: "
+        f"{HOW} The reported runs have {seeds} other seeds; the test set was read once, at their end. ± is one "
+        "standard error.",
     ]
-
-
-def _grid(grid: Sequence[Mapping[str, Any]]) -> str:
-    letters = {"learning_rate": "rate", "of_base": "rate of base ×", "rho": "ρ", "alpha": "α"}
-    return ", ".join(" ".join(f"{letters[name]} {value:.3g}" for name, value in setting.items()) for setting in grid)
 
 
 # --- figures ----------------------------------------------------------------------------------------------------
@@ -224,8 +219,8 @@ def cost_figure(name: str, title: str, recipes: Recipes, store: Store, seeds: in
     if not times:
         return []
     series = []
-    for method in TUNED:
-        rows = [row for row in recipes if parse_row(row).method.name == method and row in times]
+    for method in dict.fromkeys(parse_row(row).method.name for row in SAM_ROWS):
+        rows = [row for row in SAM_ROWS if parse_row(row).method.name == method and row in times]
         y, error = mean_series([mean_entry(accuracies(store, recipes[row], seeds)) for row in rows])
         x = [times[row][1] for row in rows]
         text = METHODS[method].display() if method != "base" else label("base", recipes["base"].optimizer)

@@ -6,11 +6,11 @@ class; 2,000 held out of the rest of the training set, to tune on and for learni
 these classes. Each study comes with clean and with noisy labels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from looksam.experiments.engine.tuner import Study
-from looksam.methods import METHODS, settings_of
+from looksam.experiments.engine.search import SearchStudy
+from looksam.methods import METHODS, parse_row, settings_of
 from looksam.trainer.recipe import Recipe
 
 LABEL_NOISE = {"clean labels": 0.0, "30 % random labels": 0.3}  # the label-noise settings: share of random labels
@@ -57,60 +57,60 @@ LAMB_BATCHES = (50, 400)  # 24 and 3 steps per epoch
 WARM_UP_EPOCHS = 2
 LAYER = "look_layer_sam:normalized"  # the default scaling
 
-# --- the settings that each method tries --------------------------------------------------------------------------
+PERIODS = (5, 10, 20)
+# The rows of the paper's tables on CIFAR-100 and of ViTs, each with a search of its own.
+SAM_ROWS = ("base", "sam", *(METHODS[name].row_name(k) for k in PERIODS for name in ("sam_k", "look_sam")))
 
-RATES_OF_BASE = (1.0, 1 / 3)  # what the other methods try, relative to the learning rate selected for the base
-
-
-def _rates(*rates: float) -> list[dict[str, Any]]:
-    return [{"learning_rate": rate} for rate in rates]
+# --- where each method's search starts ----------------------------------------------------------------------------
 
 
-def _radii(*radii: float) -> list[dict[str, Any]]:
-    return [{"of_base": share, "rho": rho} for share in RATES_OF_BASE for rho in radii]
+def _by_row(**starts: dict[str, float]) -> dict[str, dict[str, float]]:
+    """The starts of all rows, from those of their methods: the same for every k."""
+    return {row: starts[parse_row(row).method.name] for row in SAM_ROWS}
 
 
-def _strengths(rho: float, *strengths: float) -> list[dict[str, Any]]:
-    """LookSAM depends more on α than on ρ: α ‖g‖/‖g_v‖ takes out the length of g_v."""
-    return [{"of_base": share, "rho": rho, "alpha": alpha} for share in RATES_OF_BASE for alpha in strengths]
-
-
-RESNET_GRIDS = {
-    "base": _rates(0.05, 0.1, 0.2, 0.3, 0.4, 0.6),
-    "sam": _radii(0.1, 0.2, 0.4),
-    "sam_k": _radii(0.2, 0.4, 0.8),
-    "look_sam": _strengths(0.3, 0.1, 0.3, 0.5),
-}
-VIT_GRIDS = {
-    "base": _rates(0.001, 0.002, 0.003, 0.004, 0.006, 0.008),
-    "sam": _radii(0.2, 0.4, 0.8),
-    "sam_k": _radii(0.4, 0.8, 1.6),
-    "look_sam": _strengths(0.4, 0.1, 0.3, 0.5),
-}
-LAMB_GRIDS = {
-    "base": _rates(0.01, 0.02, 0.04, 0.06),
-    "sam": _radii(0.4, 0.8),
-    "look_sam": _strengths(0.4, 0.1, 0.3),
-    "look_layer_sam:normalized": _strengths(0.4, 0.1, 0.3),
-    "look_layer_sam:literal": _strengths(0.01, 0.1, 0.3),
-    "look_layer_sam:adaptive": _strengths(0.05, 0.1, 0.3),
+RESNET_STARTS = _by_row(
+    base={"learning_rate": 0.3, "weight_decay": 5e-4},
+    sam={"rho": 0.2},
+    sam_k={"rho": 0.8},
+    look_sam={"rho": 0.3, "alpha": 0.1},
+)
+VIT_STARTS = _by_row(
+    base={"learning_rate": 0.004, "weight_decay": 0.1},
+    sam={"rho": 0.8},
+    sam_k={"rho": 0.8},
+    look_sam={"rho": 0.4, "alpha": 0.5},
+)
+LAMB_STARTS: dict[str, dict[str, float]] = {
+    "base": {"learning_rate": 0.02, "weight_decay": 0.1},
+    "sam": {"rho": 0.4},
+    "look_sam": {"rho": 0.4, "alpha": 0.3},
+    "look_layer_sam:normalized": {"rho": 0.4, "alpha": 0.3},
+    "look_layer_sam:literal": {"rho": 0.01, "alpha": 0.3},
+    "look_layer_sam:adaptive": {"rho": 0.05, "alpha": 0.3},
 }
 
 
-def resnet_studies() -> dict[str, Study]:
+def _study(recipe: Recipe, noise: float, starts: Mapping[str, dict[str, float]]) -> SearchStudy:
+    """Tuning runs have as many epochs as the reported ones."""
+    recipe = recipe.replace(label_noise=noise)
+    return SearchStudy(recipe, starts, recipe.epochs)
+
+
+def resnet_studies() -> dict[str, SearchStudy]:
     """The small ResNet with SGD-M, by label-noise setting."""
-    return {labels: Study(RESNET.replace(label_noise=noise), RESNET_GRIDS) for labels, noise in LABEL_NOISE.items()}
+    return {labels: _study(RESNET, noise, RESNET_STARTS) for labels, noise in LABEL_NOISE.items()}
 
 
-def vit_studies() -> dict[str, Study]:
+def vit_studies() -> dict[str, SearchStudy]:
     """The small ViT with AdamW, by label-noise setting."""
-    return {labels: Study(VIT.replace(label_noise=noise), VIT_GRIDS) for labels, noise in LABEL_NOISE.items()}
+    return {labels: _study(VIT, noise, VIT_STARTS) for labels, noise in LABEL_NOISE.items()}
 
 
-def lamb_studies(batches: Sequence[int] = LAMB_BATCHES) -> dict[tuple[str, int], Study]:
+def lamb_studies(batches: Sequence[int] = LAMB_BATCHES) -> dict[tuple[str, int], SearchStudy]:
     """The small ViT with LAMB, by label-noise setting and batch; the same epochs and warm-up epochs at every batch."""
     return {
-        (labels, batch): Study(_lamb(batch).replace(label_noise=noise), LAMB_GRIDS)
+        (labels, batch): _study(_lamb(batch), noise, LAMB_STARTS)
         for labels, noise in LABEL_NOISE.items()
         for batch in batches
     }
@@ -122,10 +122,6 @@ def _lamb(batch: int) -> Recipe:
 
 # --- the models whose steps are timed: large enough that a step is work and not overhead --------------------------
 
-PERIODS = (5, 10, 20)
-# The rows of the paper's tables on CIFAR-100 and of ViTs.
-SAM_ROWS = ("base", "sam", *(METHODS[name].row_name(k) for k in PERIODS for name in ("sam_k", "look_sam")))
-
 TIMED_VIT = Recipe(
     dataset="cifar100", mesh="data=1", model="vit", patch=4, width=128, depth=4, heads=4, batch_size=16, epochs=10
 )
@@ -135,7 +131,7 @@ TIMED: dict[str, Recipe] = {
     "lamb": TIMED_VIT.replace(optimizer="lamb", learning_rate=1e-2, weight_decay=0.1, decay_all=False, clip_norm=1.0),
 }
 TIMED_ROWS: dict[str, tuple[str, ...]] = {
-    "vit": (*SAM_ROWS, "look_sam_1", "look_sam_2", "look_sam_3"),
+    "vit": (*SAM_ROWS, "look_sam_2", "look_sam_3"),
     "resnet": SAM_ROWS,
     "lamb": ("base", "layer_sam", "look_sam_5", "look_layer_sam"),
 }

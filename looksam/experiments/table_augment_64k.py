@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from looksam.experiments import claims
+from looksam.experiments.engine.reported import accuracies, reported_runs
 from looksam.experiments.engine.runs import Run, Store
+from looksam.experiments.engine.search import tuning_stages
 from looksam.experiments.engine.statistics import RULE, difference, significant
-from looksam.experiments.engine.tuner import accuracies, reported_runs, tuning_stages
 from looksam.experiments.experiment import Experiment, Findings, mean_entry, paper_entry
 from looksam.experiments.report.document import Entry, Table
 from looksam.experiments.small_scale import LAYER, lamb_studies

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from looksam.experiments import claims, medium_scale
+from looksam.experiments.engine.reported import finished_records, numbers
 from looksam.experiments.engine.runs import Record, Run, Store
-from looksam.experiments.engine.search import finished_records, search_stages
+from looksam.experiments.engine.search import search_stages
 from looksam.experiments.engine.statistics import RULE, difference, significant
 from looksam.experiments.experiment import SETTINGS, Experiment, Findings, mean_entry, paper_entry, setting_entries
 from looksam.experiments.medium_scale import LAMB_BATCHES, LAMB_LABELS, LAMB_SEEDS, LAMB_STARTS
 from looksam.experiments.report.document import Claim, Entry, Table
-from looksam.experiments.sam_comparison import numbers
 from looksam.experiments.table_rivals import how_tuned
 from looksam.methods import label
 from looksam.trainer.recipes.paper_tables import paper_row

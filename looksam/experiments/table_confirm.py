@@ -8,15 +8,14 @@ models with noisy labels, is trained on twice as many further seeds, and compare
 from collections.abc import Iterator, Mapping
 
 from looksam.experiments import medium_scale
+from looksam.experiments.engine.reported import load_records, numbers
 from looksam.experiments.engine.runs import Run, Store
 from looksam.experiments.engine.search import SearchStudy, search_stages
 from looksam.experiments.engine.statistics import RULE, Difference, difference, significant
 from looksam.experiments.engine.timer import stored_ratios
-from looksam.experiments.engine.tuner import load_records
 from looksam.experiments.experiment import Experiment, Findings, mean_entry, times_entry
 from looksam.experiments.medium_scale import MODELS, TIMINGS
 from looksam.experiments.report.document import Entry, Table
-from looksam.experiments.sam_comparison import numbers
 from looksam.experiments.table_rivals import gain_text, how_tuned
 from looksam.methods import label
 

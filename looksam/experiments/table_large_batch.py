@@ -4,27 +4,29 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from looksam.arguments import SCALINGS
 from looksam.experiments import claims
+from looksam.experiments.engine.reported import accuracies, reported_runs
 from looksam.experiments.engine.runs import Run, Store
+from looksam.experiments.engine.search import tuning_stages
 from looksam.experiments.engine.statistics import difference, significant
-from looksam.experiments.engine.tuner import accuracies, reported_runs, tuning_stages
 from looksam.experiments.experiment import (
+    SETTINGS,
     Experiment,
     Findings,
     mean_entry,
     mean_series,
     paper_entry,
-    setting_entry,
+    setting_entries,
 )
 from looksam.experiments.report.document import Claim, Entry, Figure, Series, Table
 from looksam.experiments.sam_comparison import notes
-from looksam.experiments.small_scale import LABEL_NOISE, LAMB_BATCHES, LAMB_GRIDS, LAYER, lamb_studies
+from looksam.experiments.small_scale import LABEL_NOISE, LAMB_BATCHES, LAMB_STARTS, LAYER, lamb_studies
 from looksam.methods import label, parse_row
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.recipes.paper_tables import paper_row
 
 PAPER_BATCHES = (4096, 8192, 16384, 32768)
 PAPER_METHODS = ("base", "sam", "look_sam", "look_layer_sam")
-ROWS = tuple(LAMB_GRIDS)
+ROWS = tuple(LAMB_STARTS)
 
 Place = tuple[str, int]  # label-noise setting and batch
 Scores = Mapping[Place, Mapping[str, Sequence[float]]]  # then row: the accuracy of each seed
@@ -53,7 +55,7 @@ def findings(store: Store, seeds: int) -> Findings:
         [
             "Small ViT on 1,200 images of 20 classes of CIFAR-100, the same epochs at every batch, so "
             f"{LAMB_BATCHES[-1] // LAMB_BATCHES[0]} times fewer steps at the largest.",
-            *notes(next(iter(lamb_studies().values())), seeds),
+            *notes(seeds),
         ],
         [_claim(scores)],
     )
@@ -90,13 +92,11 @@ def _paper(row: str, batch: int) -> Entry:
 
 
 def _selected(trained: Mapping[Place, Mapping[str, Recipe]]) -> Table:
-    header = ("labels", "batch", "method", "learning rate", "ρ", "α")
     rows: list[tuple[Entry, ...]] = []
     for (labels, batch), recipes_here in trained.items():
         for row, recipe in recipes_here.items():
-            settings = f"{recipe.learning_rate:g}", setting_entry(recipe, "rho"), setting_entry(recipe, "alpha")
-            rows.append((labels, str(batch), _name(row), *settings))
-    return Table("Selected hyper-parameters", header, rows)
+            rows.append((labels, str(batch), _name(row), *setting_entries(recipe)))
+    return Table("Selected hyper-parameters", ("labels", "batch", "method", *SETTINGS), rows)
 
 
 def _figure(labels: str, scores: Scores) -> Figure:

@@ -4,13 +4,13 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from looksam.experiments import claims, medium_scale, table_cifar100, table_vit
+from looksam.experiments.engine.reported import finished_records, numbers
 from looksam.experiments.engine.runs import Record, Run, Store
-from looksam.experiments.engine.search import SearchStudy, finished_records, search_stages
+from looksam.experiments.engine.search import SearchStudy, search_stages
 from looksam.experiments.engine.timer import stored_ratios
 from looksam.experiments.experiment import Experiment, Findings, mean_entry, times_entry
 from looksam.experiments.medium_scale import MODELS, TIMINGS
 from looksam.experiments.report.document import Entry, Table
-from looksam.experiments.sam_comparison import numbers
 from looksam.experiments.table_rivals import how_tuned
 from looksam.methods import label
 

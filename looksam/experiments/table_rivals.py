@@ -6,8 +6,9 @@ import numpy as np
 
 from looksam.experiments import medium_scale
 from looksam.experiments.claims import KEPT
+from looksam.experiments.engine.reported import finished_records, numbers
 from looksam.experiments.engine.runs import Record, Run, Store
-from looksam.experiments.engine.search import BUDGET, SearchStudy, finished_records, search_stages
+from looksam.experiments.engine.search import HOW, SearchStudy, search_stages
 from looksam.experiments.engine.statistics import (
     RULE,
     Difference,
@@ -28,7 +29,6 @@ from looksam.experiments.experiment import (
 )
 from looksam.experiments.medium_scale import MODELS, TIMINGS, Place
 from looksam.experiments.report.document import Entry, Figure, Series, Table, Value
-from looksam.experiments.sam_comparison import numbers
 from looksam.methods import label, parse_row
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.rule_settings import gradients_per_step
@@ -282,10 +282,7 @@ def how_tuned(seeds: int) -> str:
         f"{images['train_limit']:,} training images of {images['classes']} classes of CIFAR-100 at "
         f"{images['image_size']}² pixels, no augmentation, {medium_scale.RESNET.epochs} epochs on the ResNet and "
         f"{medium_scale.VIT.epochs} on the ViT, {seeds} seeds; ± is one standard error. Each method is tuned on "
-        "held-out images, in runs of the same length (with clean labels of half of it): one setting after another by "
-        "factors of 2, each until its best value is inside what was tried, then by factors of √2 until about "
-        f"{BUDGET} settings have been tried. All of them, also the base trained longer, tune the learning rate and "
-        "the weight decay, the rules also ρ, and α where they have one."
+        f"held-out images, in runs of the same length (with clean labels of half of it): {HOW}"
     )
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from looksam.experiments import claims
+from looksam.experiments.engine.reported import accuracies, reported_runs
 from looksam.experiments.engine.runs import Run, Store
+from looksam.experiments.engine.search import tuning_stages
 from looksam.experiments.engine.statistics import RULE, difference, significant
-from looksam.experiments.engine.tuner import accuracies, reported_runs, tuning_stages
 from looksam.experiments.experiment import Experiment, Findings, mean_entry, mean_series, paper_entry, paper_number
 from looksam.experiments.report.document import Claim, Entry, Figure, Series, Table
 from looksam.experiments.small_scale import LAYER, lamb_studies

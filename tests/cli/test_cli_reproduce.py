@@ -62,13 +62,11 @@ def test_bad_arguments(cli, tmp_path, arguments, message):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("seeds", "runs"), [((), 2 * (4 * 6 * 2 + 8 * 5)), (("--seeds", "2"), 2 * (4 * 6 * 2 + 8 * 2))]
-)
+@pytest.mark.parametrize(("seeds", "runs"), [((), 2 * (62 + 8 * 5)), (("--seeds", "2"), 2 * (62 + 8 * 2))])
 def test_a_dry_run_says_what_there_is_to_do(cli, tmp_path, seeds, runs):
     code, out, _ = cli("cifar100", "--dry-run", *seeds)
     assert code == 0
-    pattern = rf"{runs} runs to train, about (\d+) minutes of one core; times to measure: resnet\n"
+    pattern = rf"at least {runs} runs to train, about (\d+) minutes of one core; times to measure: resnet\n"
     assert int(re.fullmatch(pattern, out)[1]) > 0
     assert not (tmp_path / "out").exists()
 

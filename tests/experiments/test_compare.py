@@ -12,9 +12,10 @@ import pytest
 
 from looksam.cli import main
 from looksam.cli.work_progress import WorkProgress
-from looksam.experiments.comparison import _of_rule, compare, read_results, selected
+from looksam.experiments.comparison import _of_rule, compare, read_results, selected, starting_settings
 from looksam.experiments.engine.runs import Store
 from looksam.experiments.report.comparison_report import as_text
+from looksam.methods import METHODS
 from looksam.trainer.recipe import Recipe
 from looksam.trainer.recipes.small import DIGITS_RECIPES, DIGITS_SELECTED
 
@@ -227,3 +228,22 @@ def test_results_of_another_version(tmp_path, version, fix):
     path.write_text(json.dumps({"digits": {"version": version} if version else {}}))
     with pytest.raises(ValueError, match=rf"results\.json: digits has format version .*, .* reads version 1; {fix}"):
         read_results(path)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "base"])
+def test_a_methods_own_settings_are_those_of_the_recipe(method):
+    recipe = Recipe(method=method, rho=0.2, alpha=0.6, k=3)
+    own = {name: getattr(recipe, name) for name in METHODS[method].settings if name in ("rho", "alpha", "k")}
+    assert starting_settings(recipe, method, sam_rho=0.2) == own
+
+
+def test_methods_on_scales_of_their_own_start_from_sams_rho():
+    recipe = Recipe(method="look_sam", rho=0.2, alpha=0.6, k=3)
+    starts = {method: starting_settings(recipe, method, sam_rho=0.3) for method in ("sam_k", "asam", "gsam", "msam")}
+    assert starts == {
+        "sam_k": {"rho": 0.2, "k": 3},
+        "asam": {"rho": pytest.approx(3.0)},
+        "gsam": {"rho": pytest.approx(0.3), "alpha": 0.3},
+        "msam": {"rho": pytest.approx(1.5)},
+    }
+    assert starting_settings(Recipe(method="msam", rho=2.0), "msam", sam_rho=0.3) == {"rho": 2.0}

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 from scipy import stats
-from synthetic_runs import JITTER, SEEDS, World, filled, lines_of
+from synthetic_runs import BEST, JITTER, SEEDS, World, filled, lines_of
 
 from looksam.arguments import SCALINGS
 from looksam.experiments import EXPERIMENTS
@@ -43,6 +43,12 @@ def test_sam_gains_and_how_much_of_it_is_kept(world):
         "0.40 points below SAM (not significant)."
     )
     assert "LookSAM-20 is 0.20 points below base (not significant)" in answers[6]
+    (rho, alpha), (own_rho, own_alpha) = (BEST["sgdm"][f"look_sam_{k}"] for k in (5, 10))
+    less = abs(np.log(rho / own_rho)) + abs(alpha - own_alpha)
+    assert answers[7] == (
+        f"clean labels: at the settings of k = 5, LookSAM-10 is {less:.2f} points below the same tuned at k = 10 "
+        f"(significant), LookSAM-20 is {less:.2f} points below the same tuned at k = 20 (significant)."
+    )
 
 
 @pytest.mark.parametrize(("gain", "says"), [(0.5, "gains 0.50"), (-0.1, "loses 0.10"), (-2.0, "loses 2.00")])
@@ -55,19 +61,23 @@ def test_sam_without_a_clear_gain(world, gain, says):
 
 
 def test_verdicts_are_those_of_holm(world):
-    """Each of the ten comparisons of a label-noise setting, corrected in another way: running maxima of (m - i) p."""
+    """Each of the 12 comparisons of a label-noise setting, corrected in another way: running maxima of (m - i) p."""
     answers = world(CIFAR100, gain=1.3).answers
     rows = {"base": 0.0, "sam": 1.3} | {f"sam_{k}": 1.3 * (0.5 - 0.01 * k) for k in (5, 10, 20)}
     rows |= {f"look_{k}": 1.3 * World().kept[k] for k in (5, 10, 20)}
     pairs = [("sam", "base"), *((f"look_{k}", other) for k in (5, 10, 20) for other in ("base", f"sam_{k}", "sam"))]
+    for k in (10, 20):
+        (rho, alpha), (own_rho, own_alpha) = (BEST["sgdm"][f"look_sam_{each}"] for each in (5, k))
+        rows[f"look_{k} at 5"] = rows[f"look_{k}"] - abs(np.log(rho / own_rho)) - abs(alpha - own_alpha)
+        pairs.append((f"look_{k} at 5", f"look_{k}"))
     jitter = np.array(list(JITTER.values()))
     p = np.array([stats.ttest_ind(rows[a] + jitter, rows[b] + jitter, equal_var=False).pvalue for a, b in pairs])
     order = np.argsort(p)
-    adjusted = np.empty(10)
-    adjusted[order] = np.maximum.accumulate(p[order] * np.arange(10, 0, -1))
-    words = [word for answer in answers[:7] for word in re.findall(r"not significant|significant", answer)]
+    adjusted = np.empty(12)
+    adjusted[order] = np.maximum.accumulate(p[order] * np.arange(12, 0, -1))
+    words = [word for answer in answers[:8] for word in re.findall(r"not significant|significant", answer)]
     assert words == ["significant" if value < 0.05 else "not significant" for value in adjusted]
-    assert 0 < sum(adjusted < 0.05) < 10
+    assert 0 < sum(adjusted < 0.05) < 12
 
 
 def test_g_v_is_not_the_slow_one(world):
@@ -110,15 +120,16 @@ def test_a_run_that_was_lost_does_not_stop_the_report(tmp_path, monkeypatch):
 
 def test_runs_that_depend_on_others_are_told_apart(tmp_path):
     ready, later = missing(Store(tmp_path), [CIFAR100.stages], SEEDS)
-    assert len(ready) == 2 * 6 * 2 and {run.recipe.method for run in ready} == {"base"}
-    assert sum(run.kind == "tune" for run in later) == 2 * 3 * 6 * 2  # label-noise settings, methods, settings, seeds
-    assert sum(run.kind == "train" for run in later) == 2 * 8 * SEEDS
+    assert len(ready) == 2 * 3 and {run.recipe.method for run in ready} == {"base"}
+    # By label-noise setting at least seven settings per row, nine with α.
+    assert sum(run.kind == "tune" for run in later) == 2 * (5 * 7 + 3 * 9) - len(ready)
+    assert sum(run.kind == "train" for run in later) == 2 * 8 * SEEDS  # all start as at k = 5
 
 
 def test_an_interrupted_call_resumes(tmp_path, monkeypatch):
     class OneBreaks(World):
         def record(self, run):
-            if run.recipe.learning_rate == 0.6:
+            if run.recipe.learning_rate == BEST["sgdm"]["base"]:
                 raise KeyboardInterrupt
             return super().record(run)
 

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from looksam.experiments.engine.reported import accuracies, reported_runs
 from looksam.experiments.engine.runs import NOT_IN_KEY, VERSION, Run, Store, changed_settings
 from looksam.trainer.recipe import Recipe
 
@@ -148,3 +149,13 @@ def test_another_version_is_refused(tmp_path, content, message):
     (tmp_path / f"{run.key}.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=rf"{run.key}\.json {message}"):
         Store(tmp_path).get(run)
+
+
+def test_what_is_not_trained_is_not_reported(tmp_path):
+    store = Store(tmp_path)
+    for run in reported_runs([RECIPE], 3)[::2]:
+        store.add(run, {"test_accuracy": 80.0 + run.recipe.seed})
+    with pytest.raises(ValueError, match=r"seeds \[1\] of train-.* are not stored; run `looksam reproduce`"):
+        accuracies(store, RECIPE, 3)
+    store.add(reported_runs([RECIPE], 3)[1], {"test_accuracy": 70.0})
+    assert accuracies(store, RECIPE, 3) == [80.0, 70.0, 82.0]

@@ -6,7 +6,7 @@ import pytest
 
 from looksam.experiments.engine import search
 from looksam.experiments.engine.runs import Store
-from looksam.experiments.engine.search import SearchStudy, line_search
+from looksam.experiments.engine.search import SearchStudy, line_search, tuning_stages
 from looksam.trainer.recipe import Recipe
 
 STUDY = SearchStudy(
@@ -87,6 +87,17 @@ def test_a_study_is_tuned_round_by_round(tmp_path):
     finish(store, STUDY, "sam@0.8", lambda recipe: 0.0)  # all alike: where it started
     started = {"method": "sam", "start": 0.8, "rho": 0.4, "learning_rate": 0.2, "weight_decay": 0.02}
     assert STUDY.tuned(store, "sam@0.8") == STUDY.recipe.replace(**started)
+
+
+def test_what_is_expected_is_the_least_that_a_search_takes(tmp_path):
+    store, rows = Store(tmp_path), ("base", "look_sam_5")
+    ready, later = tuning_stages([STUDY], store, rows)
+    assert len(ready) == 3 and set(ready) < set(later)
+    assert [sum(run.recipe.method == name for run in later) for name in ("base", "look_sam")] == [7, 9]
+    for row in rows:
+        finish(store, STUDY, row, lambda recipe: off(recipe.learning_rate, 0.4))
+    ready, later = tuning_stages([STUDY], store, rows)
+    assert ready == later and len(ready) > 14 and all(run in store for run in ready)
 
 
 def test_the_tuning_seed_is_not_a_reported_one():

@@ -60,5 +60,5 @@ def test_a_turn_of_a_runner_has_the_steps_of_the_run_in_their_share(settings, tu
 def test_timed_rows_are_recipes():
     recipes = small_scale.timed_recipes("vit")
     assert (recipes["sam_10"].method, recipes["sam_10"].k) == ("sam_k", 10)
-    assert (recipes["look_sam_1"].method, recipes["look_sam_1"].k) == ("look_sam", 1)
+    assert (recipes["look_sam_2"].method, recipes["look_sam_2"].k) == ("look_sam", 2)
     assert small_scale.timed_recipes("lamb")["look_layer_sam"].k == 5

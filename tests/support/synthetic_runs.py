@@ -5,20 +5,29 @@ from dataclasses import dataclass, field
 
 from looksam.experiments import small_scale
 from looksam.experiments.engine import pool
+from looksam.methods import METHODS, parse_row
 
 SEEDS = 3
 JITTER = {0: -0.2, 1: 0.1, 2: 0.1}  # of seeds: mean 0, standard deviation √0.03, standard error 0.1
 ERROR = 0.1
-# The settings at which the synthetic accuracies are highest: the third rate of the base, and of the others the second
-# setting at that same rate.
+
+
+def _best(starts):
+    """The learning rate is twice the start of the base's, for all rows; ρ is twice its start, and half of it at k = 10
+    and 20, as α is there.
+    """
+    base, others = starts["base"], {row: start for row, start in starts.items() if row != "base"}
+    far = {row: parse_row(row).k in (10, 20) for row in others}
+    alphas = {row: start["alpha"] * (0.5 if far[row] else 1.0) for row, start in others.items() if "alpha" in start}
+    found = {row: (start["rho"] * (0.5 if far[row] else 2.0), alphas.get(row)) for row, start in others.items()}
+    return {"base": 2 * base["learning_rate"], "weight_decay": base["weight_decay"] / 2} | found
+
+
+# The settings at which the synthetic accuracies are highest.
 BEST = {
-    optimizer: {"base": grids["base"][2]["learning_rate"]}
-    | {name: (grid[1]["rho"], grid[1].get("alpha")) for name, grid in grids.items() if name != "base"}
-    for optimizer, grids in (
-        ("sgdm", small_scale.RESNET_GRIDS),
-        ("adamw", small_scale.VIT_GRIDS),
-        ("lamb", small_scale.LAMB_GRIDS),
-    )
+    "sgdm": _best(small_scale.RESNET_STARTS),
+    "adamw": _best(small_scale.VIT_STARTS),
+    "lamb": _best(small_scale.LAMB_STARTS),
 }
 
 
@@ -44,7 +53,7 @@ class World:
         return images + gain + 1.5 * bool(recipe.randaugment) + 0.1 * bool(recipe.mixup)
 
     def accuracy(self, recipe):
-        return self.level(recipe) - _off(recipe) + JITTER.get(recipe.seed, 0.0)
+        return self.level(recipe) - off(recipe) + JITTER.get(recipe.seed, 0.0)
 
     def record(self, run):
         if run.kind == "drift":
@@ -57,14 +66,18 @@ class World:
         return record
 
 
-def _off(recipe):
+def off(recipe):
     """How far a recipe is from the best settings."""
     best, name = BEST[recipe.optimizer], recipe.method
-    off = abs(math.log(recipe.learning_rate / best["base"]))
+    shared = abs(math.log(recipe.learning_rate / best["base"])) + abs(
+        math.log(recipe.weight_decay / best["weight_decay"])
+    )
     if name == "base":
-        return off
-    rho, alpha = best[f"{name}:{recipe.scaling}" if name == "look_layer_sam" else name]
-    return off + abs(math.log(recipe.rho / rho)) + (abs(recipe.alpha - alpha) if alpha else 0.0)
+        return shared
+    k = recipe.k if recipe.k in (10, 20) else 5
+    named = f"{name}:{recipe.scaling}", METHODS[name].row_name(k), name
+    rho, alpha = next(best[row] for row in named if row in best)
+    return shared + abs(math.log(recipe.rho / rho)) + (abs(recipe.alpha - alpha) if alpha else 0.0)
 
 
 def _drift(name, seed, slow):

@@ -53,10 +53,11 @@ class Run:
     kind: Kind
     recipe: Recipe
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """The name of the stored file, the same for all seeds of a recipe."""
-        return f"{self.kind}-{_digest(self.recipe)}"
+        text = json.dumps(changed_settings(self.recipe), sort_keys=True)
+        return f"{self.kind}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
     def with_data(self, data_dir: str | None, download: bool) -> "Run":
         """The same run, with its data read from ``data_dir``."""
@@ -66,12 +67,6 @@ class Run:
 def changed_settings(recipe: Recipe) -> dict[str, Any]:
     """The settings that determine a run's numbers and differ from their defaults, without the seed."""
     return {name: value for name, value in vars(recipe).items() if name not in NOT_IN_KEY and value != _DEFAULTS[name]}
-
-
-@functools.lru_cache(maxsize=10_000)  # a search asks for the same runs again and again
-def _digest(recipe: Recipe) -> str:
-    text = json.dumps(changed_settings(recipe), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 class Store:

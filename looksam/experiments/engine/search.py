@@ -11,12 +11,12 @@ many: every method gets about the same number. Tuning runs have a seed of their 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from looksam.experiments.engine.runs import Record, Run, Store
-from looksam.experiments.engine.tuner import Settings
+from looksam.experiments.engine.runs import Run, Store
 from looksam.methods import settings_of
 from looksam.trainer.recipe import Recipe
 
@@ -24,7 +24,15 @@ BUDGET = 6  # settings, after which no line by factors of √2 begins
 COARSE, FINE = 2, 1  # in powers of √2: first factors of 2, then of √2
 TUNING_SEED = 100  # reported runs have seeds 0, 1, …
 RATE_OF_BASE = 0.5  # where the others' learning rates start: sharpness-aware steps mostly prefer smaller ones
+HOW = (  # the search in words, for reports
+    "one setting after another by factors of 2, each until its best value is inside what was tried, then by factors of "
+    f"√2 until about {BUDGET} settings have been tried. All of them, also the base trained longer, tune the learning "
+    "rate and the weight decay, the rules also ρ, and α where they have one."
+)
 
+UNKNOWN = (None, -math.inf)  # the score of what is not trained yet, and what ``expected`` takes it for
+
+Settings = dict[str, Any]
 Point = tuple[int, ...]  # powers of √2, one per setting
 
 
@@ -50,7 +58,7 @@ def line_search(settings: int, score: Callable[[Point], float | None], budget: i
                 break
             while True:
                 near = {by: _moved(best, axis, by) for by in (-stride, stride)}
-                equal = [by for by, point in near.items() if score(point) == score(best) is not None]
+                equal = [by for by, point in near.items() if score(point) == score(best) not in UNKNOWN]
                 beyond = [_moved(best, axis, 2 * by) for by in equal]
                 tried += [point for point in (*near.values(), *beyond) if point not in tried]
                 scores = {point: score(point) for point in tried}
@@ -89,6 +97,19 @@ class SearchStudy:
         if start is None:
             return []
         return [self._run(row, start, point) for point in self._trace(store, row, start).points]
+
+    def expected(self, store: Store, row: str) -> list[Run]:
+        """All tuning runs of a row, if none that is missing improves on the best so far: the fewest there can be."""
+        if self.is_tuned(store, row):
+            return self.tuning(store, row)
+        start = self._start(store, row) or self._after(self.tuned(store, "base"), row)
+
+        @functools.cache
+        def score(point: Point) -> float:
+            known = self._score(store, row, start, point)
+            return UNKNOWN[1] if known is None else known
+
+        return [self._run(row, start, point) for point in line_search(len(start), score).points]
 
     def is_tuned(self, store: Store, row: str) -> bool:
         """Whether the row's search is complete."""
@@ -139,9 +160,10 @@ class SearchStudy:
         """Where the search of a row starts; None before the base is tuned, from whose settings the others start."""
         if row == "base":
             return dict(self.starts["base"])
-        if not self.is_tuned(store, "base"):
-            return None
-        base = self.tuned(store, "base")
+        return self._after(self.tuned(store, "base"), row) if self.is_tuned(store, "base") else None
+
+    def _after(self, base: Recipe, row: str) -> Settings:
+        """Where the search of a row starts, given the base at its selected settings."""
         rate = base.learning_rate * (1.0 if row in self.longer_rows() else RATE_OF_BASE)
         return {"weight_decay": base.weight_decay, **self.starts.get(row, {}), "learning_rate": rate}
 
@@ -181,6 +203,13 @@ def settings_at(start: Settings, point: Point) -> Settings:
     }
 
 
+def tuning_stages(studies: Iterable[SearchStudy], store: Store, rows: Sequence[str]) -> Iterator[list[Run]]:
+    """The tuning runs of some rows, "base" among them: what can be trained by now, then all that are expected."""
+    pairs = [(study, row) for study in studies for row in rows]
+    yield [run for study, row in pairs for run in study.tuning(store, row)]
+    yield [run for study, row in pairs for run in study.expected(store, row)]
+
+
 def search_stages(studies: Iterable[SearchStudy], store: Store, seeds: int) -> Iterator[list[Run]]:
     """What can be trained by now, then the rest. In each study tuning comes first, then all rows seed by seed."""
     ready: list[Run] = []
@@ -194,9 +223,3 @@ def search_stages(studies: Iterable[SearchStudy], store: Store, seeds: int) -> I
                 (ready if tuned[row] else later).append(Run("train", recipe.replace(seed=seed)))
     yield ready
     yield later
-
-
-def finished_records(store: Store, recipe: Recipe, seeds: int) -> list[Record]:
-    """The records of a recipe's reported runs that are finished."""
-    records = [store.get(Run("train", recipe.replace(seed=seed))) for seed in range(seeds)]
-    return [record for record in records if record is not None]
