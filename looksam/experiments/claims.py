@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from looksam.experiments.engine.statistics import LEVEL, difference, share_kept
+from looksam.experiments.engine.statistics import LEVEL, difference, gain_text, share_kept
 from looksam.experiments.report.document import Claim
 
 HOW_JUDGED = (
@@ -52,7 +52,7 @@ def gains(text: str, scores: Scores, row: str, other: str) -> Claim:
     """One row is above another: significantly somewhere, and nowhere significantly below."""
     gaps = {setting: difference(rows[row], rows[other]) for setting, rows in scores.items()}
     findings: dict[str, Finding] = {
-        setting: (gap.mean > 0, f"{gap.mean:+.2f}") if gap.p < LEVEL else (None, f"{gap.mean:+.2f} (not significant)")
+        setting: (gap.mean > 0, gain_text(gap.mean, True)) if gap.p < LEVEL else (None, gain_text(gap.mean, False))
         for setting, gap in gaps.items()
     }
     found = claim(text, findings)

@@ -4,7 +4,7 @@ from looksam.experiments import claims, table_vit
 from looksam.experiments.engine.reported import accuracies
 from looksam.experiments.engine.runner import curve_epochs
 from looksam.experiments.engine.runs import Store
-from looksam.experiments.engine.statistics import RULE, difference, significant
+from looksam.experiments.engine.statistics import RULE, difference, gain_text, significant
 from looksam.experiments.experiment import Experiment, Findings, mean_entry
 from looksam.experiments.report.document import Entry, Table
 from looksam.experiments.sam_comparison import CURVES, Recipes, curve_figure, held_out_curves, tuned_rows
@@ -55,7 +55,7 @@ def _answer(labels: str, recipes: Recipes, store: Store, seeds: int) -> str:
     epochs = curve_epochs(recipes["sam"].epochs)
     gaps = {epochs[i]: difference(sam[:, i].tolist(), sam_5[:, i].tolist()) for i in PLACES}
     clear = significant(gaps)
-    parts = [f"{gap.mean:+.2f} at epoch {at}{'' if clear[at] else ' (not significant)'}" for at, gap in gaps.items()]
+    parts = [f"{gain_text(gap.mean, clear[at])} at epoch {at}" for at, gap in gaps.items()]
     return f"{labels}: SAM minus SAM-5, in points on held-out images: {', '.join(parts)}."
 
 

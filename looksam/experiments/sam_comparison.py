@@ -13,10 +13,12 @@ from looksam.experiments.engine.runs import Run, Store
 from looksam.experiments.engine.search import HOW, SearchStudy, tuning_stages
 from looksam.experiments.engine.statistics import (
     RULE,
+    above_or_below,
     difference,
     mean_and_standard_error,
     share_kept,
     significant,
+    verdict,
 )
 from looksam.experiments.engine.timer import stored_ratios
 from looksam.experiments.experiment import SETTINGS, Findings, mean_entry, mean_series, setting_entries, times_entry
@@ -131,7 +133,7 @@ def answers(labels: str, recipes: Recipes, store: Store, seeds: int) -> list[str
     gain = differences["sam", "base"]
     sentences = [
         f"{labels}: SAM {'gains' if gain.mean >= 0 else 'loses'} {abs(gain.mean):.2f} points against the base "
-        f"(95 % interval {gain.low:+.2f} to {gain.high:+.2f}), {_verdict(clear['sam', 'base'])}."
+        f"(95 % interval {gain.low:+.2f} to {gain.high:+.2f}), {verdict(clear['sam', 'base'])}."
     ]
     if clear["sam", "base"] and gain.mean > 0:
         sentences += [_kept(labels, k, scores) for k in PERIODS]
@@ -139,13 +141,13 @@ def answers(labels: str, recipes: Recipes, store: Store, seeds: int) -> list[str
         sentences.append(f"{labels}: SAM has no clear gain here, so there is none for LookSAM to keep.")
     for k in PERIODS:
         parts = [
-            f"{_above_or_below(differences[pair].mean)} {label(pair[1])} ({_verdict(clear[pair])})"
+            f"{above_or_below(differences[pair].mean)} {label(pair[1])} ({verdict(clear[pair])})"
             for pair in pairs
             if pair[0] == f"look_sam_{k}"
         ]
         sentences.append(f"{labels}: LookSAM-{k} is {', '.join(parts)}.")
     parts = [
-        f"LookSAM-{k} is {_above_or_below(differences[pair].mean)} the same tuned at k = {k} ({_verdict(clear[pair])})"
+        f"LookSAM-{k} is {above_or_below(differences[pair].mean)} the same tuned at k = {k} ({verdict(clear[pair])})"
         for k, pair in zip(PERIODS[1:], as_at_5, strict=True)
     ]
     return [*sentences, f"{labels}: at the settings of k = 5, {', '.join(parts)}."]
@@ -155,14 +157,6 @@ def _kept(labels: str, k: int, scores: Mapping[str, Sequence[float]]) -> str:
     share = round(100 * share_kept(scores["base"], scores["sam"], scores[f"look_sam_{k}"]), 1)  # judged as printed
     verdict = f"{'at least' if share >= KEPT else 'less than'} our threshold of {KEPT} %"
     return f"{labels}: LookSAM-{k} keeps {share:.1f} % of SAM's gain, {verdict}."
-
-
-def _above_or_below(mean: float) -> str:
-    return f"{abs(mean):.2f} points {'above' if mean >= 0 else 'below'}"
-
-
-def _verdict(clear: bool) -> str:
-    return "significant" if clear else "not significant"
 
 
 def final_losses(labels: str, recipes: Recipes, store: Store, seeds: int) -> str:

@@ -8,7 +8,7 @@ from looksam.experiments import claims
 from looksam.experiments.engine.reported import accuracies, reported_runs
 from looksam.experiments.engine.runs import Run, Store
 from looksam.experiments.engine.search import tuning_stages
-from looksam.experiments.engine.statistics import RULE, difference, significant
+from looksam.experiments.engine.statistics import RULE, difference, gain_text, significant
 from looksam.experiments.experiment import Experiment, Findings, mean_entry, paper_entry
 from looksam.experiments.report.document import Entry, Table
 from looksam.experiments.small_scale import LAYER, lamb_studies
@@ -100,7 +100,7 @@ def findings(store: Store, seeds: int) -> Findings:
 def _answer(place: str, scores: dict[str, list[float]]) -> str:
     gains = {row: difference(scores[row], scores[before]) for before, row in itertools.pairwise(ROWS)}
     clear = significant(gains)
-    parts = [f"{row[2:]} {gain.mean:+.2f}{'' if clear[row] else ' (not significant)'}" for row, gain in gains.items()]
+    parts = [f"{row[2:]} {gain_text(gain.mean, clear[row])}" for row, gain in gains.items()]
     return f"{place}: each against the row above it: {'; '.join(parts)}."
 
 

@@ -6,7 +6,7 @@ from looksam.experiments import claims, medium_scale
 from looksam.experiments.engine.reported import finished_records, numbers
 from looksam.experiments.engine.runs import Record, Run, Store
 from looksam.experiments.engine.search import search_stages
-from looksam.experiments.engine.statistics import RULE, difference, significant
+from looksam.experiments.engine.statistics import RULE, difference, gain_text, significant
 from looksam.experiments.experiment import SETTINGS, Experiment, Findings, mean_entry, paper_entry, setting_entries
 from looksam.experiments.medium_scale import LAMB_BATCHES, LAMB_LABELS, LAMB_SEEDS, LAMB_STARTS
 from looksam.experiments.report.document import Claim, Entry, Table
@@ -80,9 +80,7 @@ def _answer(batch: int, records: Mapping[str, Sequence[Record]], seeds: int) -> 
     scores = {row: numbers(found, "test_accuracy") for row, found in records.items()}
     gains = {row: difference(values, scores["base"]) for row, values in scores.items() if row != "base"}
     clear = significant(gains)
-    parts = [
-        f"{_name(row)} {gain.mean:+.2f}{'' if clear[row] else ' (not significant)'}" for row, gain in gains.items()
-    ]
+    parts = [f"{_name(row)} {gain_text(gain.mean, clear[row])}" for row, gain in gains.items()]
     return f"{name}: against LAMB alone, {'; '.join(parts)}."
 
 

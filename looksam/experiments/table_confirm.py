@@ -11,12 +11,20 @@ from looksam.experiments import medium_scale
 from looksam.experiments.engine.reported import load_records, numbers
 from looksam.experiments.engine.runs import Run, Store
 from looksam.experiments.engine.search import SearchStudy, search_stages
-from looksam.experiments.engine.statistics import RULE, Difference, difference, significant
+from looksam.experiments.engine.statistics import (
+    RULE,
+    Difference,
+    above_or_below,
+    difference,
+    gain_text,
+    significant,
+    verdict,
+)
 from looksam.experiments.engine.timer import stored_ratios
 from looksam.experiments.experiment import Experiment, Findings, mean_entry, times_entry
 from looksam.experiments.medium_scale import MODELS, TIMINGS
 from looksam.experiments.report.document import Entry, Table
-from looksam.experiments.table_rivals import gain_text, how_tuned
+from looksam.experiments.table_rivals import how_tuned
 from looksam.methods import label
 
 CHOSEN = medium_scale.CONFIRMED
@@ -75,13 +83,12 @@ def _table(scores: Mapping[str, Scores], found: Mapping[str, Difference], store:
 
 
 def _answer(gain: Difference, clear: bool) -> str:
-    verdict = "significant" if clear else "not significant"
     where = f"95 % interval {gain.low:+.2f} to {gain.high:+.2f}, p = {gain.p:.2g}"
-    return f"{label(CHOSEN)} is {gain.mean:+.2f} points from the base ({verdict}; {where})."
+    return f"{label(CHOSEN)} is {above_or_below(gain.mean)} the base ({verdict(clear)}; {where})."
 
 
 def _headline(found: Mapping[str, Difference], clear: Mapping[str, bool], count: int) -> str:
-    gains = [f"{gain_text(gain, clear[model])} on the {MODELS[model].label}" for model, gain in found.items()]
+    gains = [f"{gain_text(gain.mean, clear[model])} on the {MODELS[model].label}" for model, gain in found.items()]
     return f"On {count} further seeds, {label(CHOSEN)} against the base has {' and '.join(gains)} ({LABELS})."
 
 

@@ -7,7 +7,7 @@ from looksam.experiments import claims
 from looksam.experiments.engine.reported import accuracies, reported_runs
 from looksam.experiments.engine.runs import Run, Store
 from looksam.experiments.engine.search import tuning_stages
-from looksam.experiments.engine.statistics import difference, significant
+from looksam.experiments.engine.statistics import difference, gain_text, significant
 from looksam.experiments.experiment import (
     SETTINGS,
     Experiment,
@@ -122,7 +122,7 @@ def _answers(labels: str, scores: Scores) -> list[str]:
     sentences = []
     for batch in LAMB_BATCHES:
         parts = [
-            f"{_name(row)} {mean:+.2f}{'' if clear else ' (not significant)'}"
+            f"{_name(row)} {gain_text(mean, clear)}"
             for (row, other), (mean, clear) in _compared(scores[labels, batch]).items()
             if other == "base"
         ]

@@ -13,6 +13,7 @@ from looksam.experiments.engine.statistics import (
     RULE,
     Difference,
     difference,
+    gain_text,
     mean_and_standard_error,
     share_kept,
     significant,
@@ -39,6 +40,9 @@ VARIANTS = {  # of the methods that have several rows: what the points on their 
     "sam": ": last 20 %, all",
     "look_sam": ": last 20 %, all",
 }
+LOOK_SAM = "look_sam_5"
+DIFFERENCES = ("against the base", f"{label(LOOK_SAM)} against it")  # columns: differences of the last epoch
+EQUAL_COST = (("sam", "base ×2"), (LOOK_SAM, "base ×1.2"))  # pairs of rows with as many gradients
 LONGER_ROWS = next(iter(medium_scale.studies().values())).longer_rows()
 Recipes = Mapping[str, Recipe]  # by row
 Scores = Mapping[str, Sequence[float]]  # by row: the accuracy of each seed
@@ -52,19 +56,23 @@ def stages(store: Store, seeds: int) -> Iterator[list[Run]]:
 def findings(store: Store, seeds: int) -> Findings:
     """The report; of runs that are not finished yet, it leaves out what depends on them."""
     sentences, tables, figures = [], [], []
-    everything = {}
+    everything, compared = {}, {}
     for place, study in medium_scale.studies().items():
         recipes = study.reported(store)
         records = _records(recipes, store, seeds)
         title = _title(place)
-        sentences += answers(title, place, records, store, seeds)
-        tables.append(_accuracy_table(title, place, recipes, records, store))
+        scores = everything[place] = {row: numbers(found, "test_accuracy") for row, found in records.items()}
+        finished, wanted = sum(map(len, scores.values())), seeds * len(scores)
+        if finished == wanted:
+            compared[place] = _compared(scores)
+            sentences += answers(title, place, scores, compared[place], store)
+        else:
+            sentences.append(f"{title}: {finished} of {wanted} runs are finished.")
+        tables.append(_accuracy_table(title, place, recipes, records, compared.get(place, {}), store))
         tables.append(_selected_table(f"{title}: selected hyper-parameters", study, store))
         figures += _figure(title, place, recipes, records, store)
-        everything[place] = {row: numbers(found, "test_accuracy") for row, found in records.items()}
-    finished = {place: scores for place, scores in everything.items() if min(map(len, scores.values())) == seeds}
     timed = all(stored_ratios(store, timing) for timing in TIMINGS.values())
-    summary = headline(finished, store) if finished and timed else ()
+    summary = headline(everything, compared, store) if compared and timed else ()
     return Findings(sentences, [_overview_table(everything, store), *tables], figures, notes(seeds), (), summary)
 
 
@@ -101,18 +109,40 @@ def _overview_table(everything: Mapping[Place, Scores], store: Store) -> Table:
 
 
 def _accuracy_table(
-    title: str, place: Place, recipes: Recipes, records: Mapping[str, Sequence[Record]], store: Store
+    title: str,
+    place: Place,
+    recipes: Recipes,
+    records: Mapping[str, Sequence[Record]],
+    compared: Compared,
+    store: Store,
 ) -> Table:
-    """The last and the best epoch, how far the training labels were fitted, and what a method costs."""
-    header = ("method", "test %, last epoch", "test %, best epoch", "training labels fitted, %", "gradients", "time")
+    """The last and the best epoch, its differences, how far the training labels were fitted, and the cost."""
+    header = (
+        "method",
+        "test %, last epoch",
+        *DIFFERENCES,
+        "test %, best epoch",
+        "labels fitted, %",
+        "gradients",
+        "time",
+    )
     lines: list[tuple[Entry, ...]] = []
     for row, recipe in recipes.items():
         names = ("test_accuracy", "test_accuracy_at_best", "train_accuracy")
-        measured = [mean_entry(numbers(records[row], name)) if records[row] else None for name in names]
+        last, *others = (mean_entry(numbers(records[row], name)) if records[row] else None for name in names)
+        measured = (last, _marked(compared, row, "base"), _marked(compared, LOOK_SAM, row), *others)
         cost = Value(_gradients(row, recipe), digits=2, unit="×")
         time = times_entry(_time(row, place.model, store))
         lines.append((_name(row, recipe.optimizer), *measured, cost, time))
     return Table(title, header, lines)
+
+
+def _marked(compared: Compared, row: str, other: str) -> str | None:
+    """A difference in points, with an asterisk where it is significant; None where it is not compared."""
+    if (row, other) not in compared:
+        return None
+    found, clear = compared[row, other]
+    return f"{found.mean:+z.2f}{' *' if clear else ''}"
 
 
 def _gradients(row: str, recipe: Recipe) -> float:
@@ -159,41 +189,41 @@ def _figure(
 # --- sentences ----------------------------------------------------------------------------------------------------
 
 
-def answers(title: str, place: Place, records: Mapping[str, Sequence[Record]], store: Store, seeds: int) -> list[str]:
+def answers(title: str, place: Place, scores: Scores, compared: Compared, store: Store) -> list[str]:
     """Plain sentences on one model and label-noise setting, by the rule of significance."""
-    finished, wanted = sum(map(len, records.values())), seeds * len(records)
-    if finished < wanted:
-        return [f"{title}: {finished} of {wanted} runs are finished."]
-    scores = {row: numbers(found, "test_accuracy") for row, found in records.items()}
-    compared = _compared(scores)
-    base = ", ".join(f"{_words(row)} {_gain(row, other, compared)}" for row, other in compared if other == "base")
-    sentences = [f"{title}: against the base, {base}."]
-    for row in ("look_sam_5", "sam"):
-        others = [f"{_words(other)} {_gain(row, other, compared)}" for own, other in compared if own == row]
-        sentences.append(f"{title}: {_words(row)} against {', '.join(others[1:])}.")  # without the base
-    sentences.append(_kept(title, scores, *compared["sam", "base"]))
-    times = {row: _time(row, place.model, store) for row in scores}
-    return [*sentences, _cheapest(title, scores, place, store)] if None not in times.values() else sentences
+    clear = [
+        f"{_words(row)} against {_words(other)} {found.mean:+z.2f}"
+        for (row, other), (found, is_clear) in compared.items()
+        if is_clear
+    ]
+    cost = [f"{_words(row)} against {_words(other)} {_gain(row, other, compared)}" for row, other in EQUAL_COST]
+    sentences = [
+        f"{title}: {'significant: ' + ', '.join(clear) if clear else 'no difference is significant'}.",
+        f"{title}: with as many gradients, {' and '.join(cost)}.",
+        _kept(title, scores, *compared["sam", "base"]),
+    ]
+    times = [_time(row, place.model, store) for row in scores]
+    return [*sentences, _cheapest(title, scores, place, store)] if None not in times else sentences
 
 
 def _compared(scores: Scores) -> Compared:
     """Every comparison that is made on one model and label-noise setting: with the base, and of LookSAM with all."""
     rest = [row for row in scores if row != "base"]
-    pairs = [*((row, "base") for row in rest), *(("look_sam_5", row) for row in rest if row != "look_sam_5")]
-    pairs.append(("sam", "base ×2"))  # which costs the same
+    pairs = [*((row, "base") for row in rest), *((LOOK_SAM, row) for row in rest if row != LOOK_SAM)]
+    pairs += [pair for pair in EQUAL_COST if pair not in pairs]
     differences = {(row, other): difference(scores[row], scores[other]) for row, other in pairs}
     clear = significant(differences)
     return {pair: (found, clear[pair]) for pair, found in differences.items()}
 
 
-def headline(finished: Mapping[Place, Scores], store: Store) -> list[str]:
+def headline(everything: Mapping[Place, Scores], compared: Mapping[Place, Compared], store: Store) -> list[str]:
     """Sentences for people in a hurry: the gain with noisy and clean labels, the cheapest, where LookSAM loses."""
-    compared = {place: _compared(scores) for place, scores in finished.items()}
+    finished = {place: everything[place] for place in compared}
     noisy = [place for place in finished if medium_scale.LABEL_NOISE[place.labels]]
     clean = [place for place in finished if place not in noisy]
     kept = [
         f"{_gain('sam', 'base', compared[place])} on the {MODELS[place.model].label}, of which LookSAM-5 keeps "
-        f"{_share('look_sam_5', finished[place])} and SAM-5 {_share('sam_5', finished[place])}"
+        f"{_share(LOOK_SAM, finished[place])} and SAM-5 {_share('sam_5', finished[place])}"
         for place in noisy
     ]
     sentences = [f"With {noisy[0].labels} SAM gains, over the tuned base, {'; '.join(kept)}."] if noisy else []
@@ -205,7 +235,7 @@ def headline(finished: Mapping[Place, Scores], store: Store) -> list[str]:
         f"{_words(row)} {-found.mean:+.2f} ({_title(place)})"
         for place, pairs in compared.items()
         for (look, row), (found, clear) in pairs.items()
-        if look == "look_sam_5" and row != "base" and clear and found.mean < 0
+        if look == LOOK_SAM and row != "base" and clear and found.mean < 0
     ]
     lost = f"is behind {', '.join(ahead)}" if ahead else "is nowhere significantly behind a method it was compared with"
     return [*sentences, f"LookSAM-5 {lost}."]
@@ -216,12 +246,8 @@ def _title(place: Place) -> str:
 
 
 def _gain(row: str, other: str, pairs: Compared) -> str:
-    return gain_text(*pairs[row, other])
-
-
-def gain_text(found: Difference, clear: bool) -> str:
-    """A difference in points, and that it is not significant where it is not."""
-    return f"{found.mean:+z.2f}{'' if clear else ' (not significant)'}"
+    found, clear = pairs[row, other]
+    return gain_text(found.mean, clear)
 
 
 def _share(row: str, scores: Scores) -> str:
@@ -229,14 +255,16 @@ def _share(row: str, scores: Scores) -> str:
 
 
 def _words(row: str) -> str:
-    return f"the base trained {LONGER_ROWS[row]:g} times as long" if row in LONGER_ROWS else label(row, k=5)
+    if row in LONGER_ROWS:
+        return f"the base trained {LONGER_ROWS[row]:g} times as long"
+    return "the base" if row == "base" else label(row, k=5)
 
 
 def _kept(title: str, scores: Scores, gain: Difference, clear: bool) -> str:
     if not clear or gain.mean <= 0:
         return f"{title}: SAM has no clear gain here, so there is none to keep."
-    parts = [f"{label(row)} keeps {_share(row, scores)} of SAM's gain" for row in ("look_sam_5", "sam_5")]
-    kept = 100 * share_kept(scores["base"], scores["sam"], scores["look_sam_5"])
+    parts = [f"{label(row)} keeps {_share(row, scores)} of SAM's gain" for row in (LOOK_SAM, "sam_5")]
+    kept = 100 * share_kept(scores["base"], scores["sam"], scores[LOOK_SAM])
     verdict = "at least" if round(kept) >= KEPT else "less than"
     return f"{title}: {' and '.join(parts)}; LookSAM-5 {verdict} our threshold of {KEPT} %."
 
@@ -269,6 +297,7 @@ def notes(seeds: int) -> list[str]:
     return [
         RULE,
         how_tuned(seeds),
+        "Differences are of the last epoch, in points; an asterisk marks a significant one.",
         "The best epoch is that of ten with the highest accuracy on held-out images; the test set selects nothing. "
         "Labels fitted are the training labels as given, random ones included.",
         "Gradients and time are of a whole run, relative to the base; time is measured in interleaved steps.",

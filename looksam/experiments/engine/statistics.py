@@ -72,6 +72,25 @@ def significant(differences: Mapping[Name, Difference]) -> dict[Name, bool]:
     return {name: verdicts[name] for name in differences}
 
 
+def gain_text(mean: float, clear: bool) -> str:
+    """A difference in points, and that it is not significant where it is not.
+
+    >>> gain_text(1.27, True), gain_text(-0.002, False)
+    ('+1.27', '+0.00 (not significant)')
+    """
+    return f"{mean:+z.2f}{'' if clear else ' (not significant)'}"
+
+
+def above_or_below(mean: float) -> str:
+    """A difference in points, to be followed by what something is above or below."""
+    return f"{abs(mean):.2f} points {'above' if mean >= 0 else 'below'}"
+
+
+def verdict(clear: bool) -> str:
+    """Whether a difference is significant, in words."""
+    return "significant" if clear else "not significant"
+
+
 def share_kept(base: Sequence[float], sam: Sequence[float], look: Sequence[float]) -> float:
     """The share of SAM's gain over the base that another method keeps, 1 for all of it."""
     return float((np.mean(look) - np.mean(base)) / (np.mean(sam) - np.mean(base)))
