@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test quick lint docs release oldest clean
+.PHONY: demo test quick lint docs benchmarks data-given release oldest clean
 
 demo: .venv/train
 	$(BIN)/looksam compare --dtype float64
@@ -24,6 +24,19 @@ lint: .venv/dev
 # The site, in build/site: open build/site/index.html. A warning is an error; a broken link is a warning.
 docs: .venv/dev
 	$(BIN)/python -m sphinx --fail-on-warning --fresh-env --quiet -d build/doctrees docs build/site
+
+# All of results/benchmarks, and the documents that quote it. Takes about an hour, with nothing else running:
+# make benchmarks DATA=folder-of-cifar100
+benchmarks: data-given .venv/dev
+	set -e; for name in rules torch_rules one_process throughput convolutions torch_memory; do \
+		$(BIN)/python benchmarks/$$name.py; done
+	$(BIN)/python benchmarks/startup.py --json results/benchmarks/startup.json
+	set -e; for name in trainer scale; do \
+		$(BIN)/python benchmarks/$$name.py --data-dir $(DATA) --json results/benchmarks/$$name.json; done
+	$(BIN)/python tools/documents.py
+
+data-given:
+	@test -d "$(DATA)" || { echo "DATA='$(DATA)' is not a folder; pass DATA=FOLDER, the folder of CIFAR-100" >&2; exit 2; }
 
 # The sdist and the wheel, in dist, built and tested in a clean environment: make release TAG=v0.1.0
 release: .venv/dev
