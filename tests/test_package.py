@@ -68,6 +68,13 @@ def test_pictures_of_benchmarks_are_the_stored_measurements(tmp_path):
         assert path.read_text() == stored.read_text(), f"{stored.name} is out of date: python tools/documents.py"
 
 
+def test_every_stored_measurement_is_in_a_document():
+    import documents
+
+    text = "".join(document.read_text() for document in documents.DOCUMENTS)
+    assert [source for source in documents.tables() if f"<!-- from {source} -->" not in text] == []
+
+
 def test_tables_in_documents_are_the_stored_measurements():
     import documents
 
