@@ -18,7 +18,7 @@ from looksam.trainer.step import refresh_of
 from looksam.trainer.training import total_steps
 
 STEPS = 20  # per turn, at least
-ROUNDS = 6
+ROUNDS = 15
 DIGITS = 4  # of a stored ratio
 
 
