@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from looksam.experiments import claims
 from looksam.experiments.engine.runs import Run, Store
-from looksam.experiments.engine.timer import ROUNDS
 from looksam.experiments.experiment import Experiment, Findings, paper_number, printed, ratio, times_entry
 from looksam.experiments.report.document import Entry, Table, Value
 from looksam.experiments.small_scale import TIMED, timed_recipes
@@ -54,7 +53,7 @@ def findings(store: Store, seeds: int) -> Findings:
         [
             "All relative to LAMB. "
             f"A ViT of width {vit.width}, depth {vit.depth} and patch {vit.patch} on 32² images at batch "
-            f"{vit.batch_size}: large enough that a step is work and not overhead. Medians over {ROUNDS} rounds of "
+            f"{vit.batch_size}: large enough that a step is work and not overhead. Medians over interleaved rounds of "
             "whole cycles. `looksam plan` makes estimates for the full recipes.",
         ],
         [claims.costs_a_fifth_more(times, "look_layer_sam", "Look-LayerSAM-5", "small ViT, LAMB")],

@@ -33,10 +33,11 @@ Score:    none in the paper.
 All settings are ours, after those of ``cifar`` and ``imagenet``, with 10,000 of CIFAR-100's training images; every
 ``--method`` runs on them. rho and alpha of ``cifar100-small-resnet`` and ``cifar100-small-vit`` are those that `looksam
 reproduce` selected for LookSAM-5 on smaller models of the same kind with clean labels (results/cifar100, results/vit):
-the paper's alpha = 0.7 is too large there. SAM and LookSAM slow down a model that has not fitted its data yet, so expect them to
-lose in shorter runs. ``cifar100-64k`` is the paper's largest batch with its augmentation: larger than the 50,000
-training images, so batches are drawn across epochs and processed in micro-batches of 1,024. ``imagenette-vit-s32``
-reads a Parquet folder of ten ImageNet classes at 224², by default ``imagenette224-sample`` inside LOOKSAM_DATA.
+the paper's alpha = 0.7 is too large there. SAM and LookSAM slow down a model that has not fitted its data yet, so
+expect them to lose in shorter runs. ``cifar100-64k`` is the paper's largest batch with its augmentation: larger than
+the 50,000 training images, so batches are drawn across epochs and processed in micro-batches of 1,024.
+``imagenette-vit-s32`` reads a Parquet folder of ten ImageNet classes at 224², by default ``imagenette224-sample``
+inside LOOKSAM_DATA.
 """
 
 from typing import Any
