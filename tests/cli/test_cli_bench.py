@@ -56,7 +56,8 @@ def test_bad_usage(cli, words, message):
     assert message in err
 
 
-def test_an_unknown_size_is_an_error(cli):
+def test_an_unknown_size_is_an_error(cli, monkeypatch):
+    monkeypatch.delenv("LOOKSAM_DATA", raising=False)
     code, _, err = cli("bench", "digits", "--dataset", "folder", "--forms", "static")
     assert code == 1
     assert (
