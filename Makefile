@@ -25,7 +25,7 @@ lint: .venv/dev
 docs: .venv/dev
 	$(BIN)/python -m sphinx --fail-on-warning --fresh-env --quiet -d build/doctrees docs build/site
 
-# All of results/benchmarks, and the documents that quote it. Takes about an hour, with nothing else running:
+# All of results/benchmarks, and the documents that quote it. Allow an hour or two, with nothing else running:
 # make benchmarks DATA=folder-of-cifar100
 benchmarks: data-given .venv/dev
 	set -e; for name in rules torch_rules one_process throughput convolutions torch_memory; do \

@@ -26,8 +26,8 @@ TUNING_SEED = 100  # reported runs have seeds 0, 1, …
 RATE_OF_BASE = 0.5  # where the others' learning rates start: sharpness-aware steps mostly prefer smaller ones
 HOW = (  # the search in words, for reports
     "one setting after another by factors of 2, each until its best value is inside what was tried, then by factors of "
-    f"√2 until about {BUDGET} settings have been tried. All of them, also the base trained longer, tune the learning "
-    "rate and the weight decay, the rules also ρ, and α where they have one."
+    f"√2 until about {BUDGET} settings have been tried. All of them, the base too, tune the learning rate and the "
+    "weight decay, the rules also ρ, and α where they have one."
 )
 
 UNKNOWN = (None, -math.inf)  # the score of what is not trained yet, and what ``expected`` takes it for
