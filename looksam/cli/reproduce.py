@@ -34,7 +34,9 @@ experiments:
   time         LAMB, LayerSAM, Look-LayerSAM                   bound      the PAC-Bayes bound as a number
   alpha        sensitivity to alpha
 
-  rivals       medium scale: the base trained longer, SAM, LookSAM and their rivals at equal tuning
+at medium scale, next to cifar100, vit and large-batch:
+  rivals       the base trained longer, SAM, LookSAM and their rivals at equal tuning
+  confirm      the cheapest of the best rivals against the base, on further seeds
 
 examples:
   looksam reproduce drift --data-dir data

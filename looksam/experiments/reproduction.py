@@ -71,11 +71,8 @@ class Reproduction:
         self.store = Store(self.out / "runs")
 
     def outlook(self) -> str:
-        """What remains to be done, in words; at medium scale after the plan, and what the finished runs show."""
-        if self.scale.plan is None:
-            return self._missing()
-        so_far = [self.scale.experiments[name].section(self.store, self.seeds) for name in self.names]
-        return "\n\n".join([*map(section_text, [self.scale.plan(), *so_far]), self._missing()])
+        """What remains to be done, in words; at medium scale after the plan."""
+        return self._missing() if self.scale.plan is None else f"{section_text(self.scale.plan())}\n\n{self._missing()}"
 
     def _missing(self) -> str:
         runs = [run for part in missing(self.store, self._stages(), self.seeds) for run in part]
