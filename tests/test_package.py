@@ -84,6 +84,15 @@ def test_tables_in_documents_are_the_stored_measurements():
         assert text == documents.filled(text), f"{document.name} is out of date: python tools/documents.py"
 
 
+def test_an_empty_block_is_filled_and_what_follows_it_is_kept():
+    import documents
+
+    source = "results/benchmarks/scale.json"
+    following = "\n\nA sentence.\n\n<!-- from elsewhere -->\n\n<!-- end -->\n"
+    text = documents.filled(f"<!-- from {source} -->\n<!-- end -->{following}")
+    assert text == f"<!-- from {source} -->\n{documents.tables()[source]}\n<!-- end -->{following}"
+
+
 def test_versions_are_pinned_without_hosts():
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         assert re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][A-Za-z0-9.]*", line), line

@@ -16,8 +16,8 @@ from typing import Any
 from looksam.experiments import EXPERIMENT_NAMES, MEDIUM_NAMES
 from looksam.experiments.comparison import read_results
 from looksam.experiments.report import bench_report
-from looksam.experiments.report.comparison_report import as_text
-from looksam.experiments.report.text import lines_markdown
+from looksam.experiments.report.comparison_report import as_text, mean_and_error
+from looksam.experiments.report.text import gradients_text, lines_markdown
 from looksam.methods import OPTIMIZERS, label
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -66,14 +66,26 @@ def _stored(path: str | pathlib.Path) -> Any:
     return json.loads((ROOT / path).read_text())
 
 
+def digits_table(results: dict[str, dict[str, Any]]) -> str:
+    """The demo in short: cost of each method with the first settings, accuracy with all of them."""
+    first, tuned = results.values()
+    lines = []
+    for method, outcome in first["methods"].items():
+        cost = gradients_text(outcome["gradients_per_step"]), f"{outcome['time_ratio'][1]:.2f}×"
+        scores = [mean_and_error(result["methods"][method]["accuracy"], 2) for result in (first, tuned)]
+        lines.append((label(method, k=outcome["settings"].get("k")), *cost, *scores))
+    header = ("method", "gradients per step", "relative step time", "test %", "test %, weight decay tuned too")
+    return lines_markdown([header, *lines], left=(0,))
+
+
 def trainer_table(rows: list[dict]) -> str:
     lines = [
         "| recipe | input, share of a step | throughput / bare loop | step time, LookSAM-5 / base |",
         "|---|---|---|---|",
     ]
     for row in rows:
-        speed, cost = row["images_per_second_to_bare"][1], row["look_sam_5_to_base"][1]
-        lines.append(f"| {row['recipe']} | {100 * row['input_share']:.2f} % | {speed:.2f} | {cost:.2f} |")
+        speed, cost = _spread(*row["images_per_second_to_bare"]), _spread(*row["look_sam_5_to_base"])
+        lines.append(f"| {row['recipe']} | {100 * row['input_share']:.2f} % | {speed} | {cost} |")
     return "\n".join(lines)
 
 
@@ -94,7 +106,7 @@ def throughput_table(results: list[dict]) -> str:
             speeds = f"{row['images_per_second']:,.0f}", f"{torch['images_per_second']:,.0f}"
             name = row["variant"] if row["form"] != "torch" else f"PyTorch, {row['variant']}"
             lines.append((result["name"], name, *speeds, f"{ratio:.2f}×", f"{low:.2f}–{high:.2f}"))
-    header = ("model", "JAX with", "images/s", "PyTorch, images/s", "relative to PyTorch", "middle half")
+    header = ("model", "configuration", "images/s", "PyTorch, images/s", "relative to PyTorch", "middle half")
     return lines_markdown([header, *lines], left=(0, 1))
 
 
@@ -156,9 +168,10 @@ def first_table(folder: str) -> str:
 
 def tables() -> dict[str, str]:
     """The text between the comments, by the file its numbers are in."""
-    comparisons = read_results(ROOT / "results/digits/results.json").values()
+    digits = read_results(ROOT / "results/digits/results.json")
     return {
-        "results/digits/results.json": "\n".join(f"```\n{as_text(result)}\n```" for result in comparisons),
+        "results/digits/results.json": digits_table(digits),
+        "results/digits/results.json, in full": "\n".join(f"```\n{as_text(result)}\n```" for result in digits.values()),
         "results/benchmarks/trainer.json": trainer_table(_stored("results/benchmarks/trainer.json")),
         "results/benchmarks/startup.json": startup_table(_stored("results/benchmarks/startup.json")),
         CONVOLUTIONS: _benchmark(CONVOLUTIONS, convolutions_table, _stored),
@@ -176,8 +189,8 @@ def tables() -> dict[str, str]:
 def filled(text: str) -> str:
     """The document with every table as stored."""
     for source, table in tables().items():
-        block = re.compile(rf"(<!-- from {re.escape(source)} -->\n).*?(\n<!-- end -->)", re.DOTALL)
-        text = block.sub(lambda match, table=table: match[1] + table + match[2], text)
+        block = re.compile(rf"(<!-- from {re.escape(source)} -->\n).*?(<!-- end -->)", re.DOTALL)
+        text = block.sub(lambda match, table=table: f"{match[1]}{table}\n{match[2]}", text)
     return text
 
 
