@@ -36,4 +36,4 @@ def cases(recipe: Recipe) -> list[Case]:
 
 
 if __name__ == "__main__":
-    timed.run("torch_rules", __doc__, cases, rounds=3, sets=5)
+    timed.run("torch_rules", __doc__, cases, rounds=3, sets=3)
