@@ -36,7 +36,7 @@ experiments:
 
 at medium scale, next to cifar100, vit and large-batch:
   rivals       the base trained longer, SAM, LookSAM and their rivals at equal tuning
-  confirm      the cheapest of the best rivals against the base, on further seeds
+  confirm      SAM, SAM-5, LookSAM-5 and LookSAM-5 in the last fifth against the base, on further seeds
 
 examples:
   looksam reproduce drift --data-dir data

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from synthetic_runs import SEEDS, filled, lines_of
 
-from looksam.experiments import MEDIUM_EXPERIMENTS, medium_scale
+from looksam.experiments import MEDIUM_EXPERIMENTS, medium_scale, table_confirm
 from looksam.experiments.engine.pool import missing
 from looksam.experiments.engine.runs import Store
 from looksam.experiments.overview import overview
@@ -127,8 +127,9 @@ def test_the_headline(stored):
 def test_the_confirmation_has_seeds_of_its_own(stored):
     store, _ = stored
     *_, runs = CONFIRM.stages(store, SEEDS)
-    assert {(run.recipe.method, run.recipe.start) for run in runs} == {("base", 0), ("look_sam", 0.8)}
-    assert {run.recipe.seed for run in runs} == {*range(SEEDS, 3 * SEEDS)} and len(runs) == 2 * 2 * 2 * SEEDS
+    late, throughout = {("look_sam", 0.8)}, {(method, 0) for method in ("base", "sam", "sam_k", "look_sam")}
+    assert {(run.recipe.method, run.recipe.start) for run in runs} == late | throughout
+    assert {run.recipe.seed for run in runs} == {*range(SEEDS, 3 * SEEDS)} and len(runs) == 2 * 5 * 2 * SEEDS
     rivals = {run for stage in RIVALS.stages(store, SEEDS) for run in stage}
     assert rivals.isdisjoint(runs) and {run.key for run in runs} < {run.key for run in rivals}
 
@@ -146,15 +147,46 @@ def test_the_confirmation_compares_two_rows_on_two_models(stored):
     assert section.answers[1].startswith(
         f"Small ViT, AdamW, 40 % random labels: LookSAM-5, last 20 % is {gain:.2f} points above the base (significant;"
     )
+
+
+def test_the_claim_of_the_paper_on_further_seeds(stored):
+    section = CONFIRM.section(stored[0], SEEDS)
+    columns = section.tables[1].columns
+    lines = {row[1]: dict(zip(columns, row, strict=True)) for row in section.tables[1].rows if row[0].startswith("Res")}
+    assert list(lines) == ["SAM", "SAM-5", "LookSAM-5"]
+    for name, method in (("SAM", "sam"), ("SAM-5", "sam_k"), ("LookSAM-5", "look_sam")):
+        assert float(lines[name]["difference"]) == pytest.approx(GAINS[method], abs=0.5)
+    share = float(lines["LookSAM-5"]["difference"]) / float(lines["SAM"]["difference"])
+    assert lines["LookSAM-5"]["share of SAM's gain"] == f"{100 * share:.0f} %" and lines["SAM"]["time"] is not None
+    text = "ResNet-8, SGD-M, 40 % random labels: LookSAM-5 is 5.20 points above SAM-5 (significant; 95 % interval"
+    assert sum(answer.startswith(text) for answer in section.answers) == 1
+    assert [(claim.verdict, claim.text) for claim in section.claims] == [
+        ("holds", "LookSAM-5 keeps SAM's gain in accuracy"),
+        ("holds", "LookSAM-5 is more accurate than SAM-5, at the same cost"),
+    ]
+    late = lines_of(section.tables[0])["ResNet-8, SGD-M"]["difference"]
+    gains = f"SAM +8.00, SAM-5 +2.00, LookSAM-5 +7.20, LookSAM-5, last 20 % {late}"
     assert section.headline == [
-        f"On 6 further seeds, LookSAM-5, last 20 % against the base has {gain:+.2f} on the ResNet-8, SGD-M and "
-        f"{gain:+.2f} on the Small ViT, AdamW (40 % random labels)."
+        "On 6 further seeds with 40 % random labels, against the base: "
+        f"{gains} on the ResNet-8, SGD-M; {gains} on the Small ViT, AdamW."
+    ]
+
+
+def test_each_family_of_comparisons_is_corrected_alone(stored, monkeypatch):
+    families = []
+    significant = table_confirm.significant
+    monkeypatch.setattr(table_confirm, "significant", lambda found: families.append(set(found)) or significant(found))
+    CONFIRM.section(stored[0], SEEDS)
+    pairs = {("sam", "base"), ("sam_5", "base"), ("look_sam_5", "base"), ("look_sam_5", "sam_5")}
+    assert families == [
+        {(model, "look_sam_5@0.8", "base") for model in medium_scale.MODELS},
+        {(model, *pair) for model in medium_scale.MODELS for pair in pairs},
     ]
 
 
 def test_an_unfinished_confirmation_has_no_numbers(tmp_path):
     section = CONFIRM.section(Store(tmp_path), SEEDS)
-    assert section.answers == ["0 of 24 runs are finished."] and not section.tables and not section.headline
+    assert section.answers == ["0 of 60 runs are finished."] and not section.tables and not section.headline
 
 
 def test_without_times_there_is_no_headline(stored, tmp_path):
@@ -193,7 +225,7 @@ def test_the_summary_has_the_headline_a_picture_and_links(stored, tmp_path):
     section = overview(sections)
     assert len(section.answers) == 5 and [figure.name for figure in section.figures] == ["rivals-resnet-noise"]
     (table,) = section.tables
-    assert [row[1] for row in table.rows] == ["holds"] * 6 + ["does not hold"]
+    assert [row[1] for row in table.rows] == ["holds"] * 8 + ["does not hold"]
     text = section_markdown(section)
     assert "| [medium-cifar100](#accuracy-on-cifar-100-at-medium-scale) |" in text
     assert '<a href="#medium-vit">medium-vit</a>' in page([section, *sections], "t")
