@@ -3,7 +3,7 @@
     python benchmarks/one_process.py        # about seven minutes, to results/benchmarks/one_process.json
 
 `benchmarks/rules.py` gives each method a process of its own, as a user's run has. Which memory a process gets is luck,
-and on a small ResNet the same program takes up to a third longer in one process than in another. Here the programs of
+and on a small ResNet the same program takes noticeably longer in one process than in another. Here the programs of
 all methods take turns in one process, so that what is left is the cost of the rules.
 """
 

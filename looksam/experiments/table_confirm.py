@@ -127,9 +127,11 @@ def _paper_table(scores: Scores, compared: Compared, store: Store) -> Table:
     header = ("model", "method", "test %", *DIFFERENCE, "share of SAM's gain", "time")
     lines: list[tuple[Entry, ...]] = []
     for model, rows in scores.items():
+        of_sam, clear = compared[model, "sam", "base"]
         for row in PAPER_ROWS:
             gain, _ = compared[model, row, "base"]
-            share = f"{100 * share_kept(rows['base'], rows['sam'], rows[row]):.0f} %"
+            kept = 100 * share_kept(rows["base"], rows["sam"], rows[row])
+            share = f"{kept:.0f} %" if row != "sam" and clear and of_sam.mean > 0 else None
             name = MODELS[model].label, label(row)
             lines.append((*name, mean_entry(rows[row]), *_difference_entries(gain), share, _time(model, row, store)))
     return Table(f"The paper's methods on further seeds, {LABELS}, against the base above", header, lines)
@@ -145,15 +147,16 @@ def _answer(model: str, pair: tuple[str, str], gain: Difference, clear: bool) ->
 
 
 def _headline(scores: Scores, compared: Compared, count: int) -> str:
-    gains = []
-    for model in scores:
-        found = [f"{label(row)} {gain_text(*_mean(compared[model, row, 'base']))}" for row in (*PAPER_ROWS, CHOSEN)]
-        gains.append(f"{', '.join(found)} on the {MODELS[model].label}")
+    def text(model: str, row: str, other: str) -> str:
+        gain, clear = compared[model, row, other]
+        return f"{label(row)} {gain_text(gain.mean, clear)}"
+
+    gains = [
+        f"{', '.join(text(model, row, 'base') for row in (*PAPER_ROWS, CHOSEN))} on the {MODELS[model].label}, and "
+        f"{text(model, 'look_sam_5', 'sam_5')} against {label('sam_5')}"
+        for model in scores
+    ]
     return f"On {count} further seeds with {LABELS}, against the base: {'; '.join(gains)}."
-
-
-def _mean(found: tuple[Difference, bool]) -> tuple[float, bool]:
-    return found[0].mean, found[1]
 
 
 CONFIRM = Experiment(

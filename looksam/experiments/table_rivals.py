@@ -238,7 +238,8 @@ def headline(everything: Mapping[Place, Scores], compared: Mapping[Place, Compar
         if look == LOOK_SAM and row != "base" and clear and found.mean < 0
     ]
     lost = f"is behind {', '.join(ahead)}" if ahead else "is nowhere significantly behind a method it was compared with"
-    return [*sentences, f"LookSAM-5 {lost}."]
+    seeds = len(next(iter(next(iter(finished.values())).values())))
+    return [*sentences, f"On the {seeds} seeds of the comparison of all methods, LookSAM-5 {lost}."]
 
 
 def _title(place: Place) -> str:
