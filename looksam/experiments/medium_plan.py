@@ -21,6 +21,11 @@ class Planned(NamedTuple):
     study: SearchStudy
     seeds: int
     tunes: bool = True  # False where the tuning is that of another study
+    again: tuple[str, ...] = ()  # rows that are reported once more, at settings of another row
+
+    def rows(self) -> list[str]:
+        """All rows that are reported."""
+        return [*self.study.rows(), *self.again]
 
     def tried(self, row: str) -> int:
         """The settings that a row is expected to try; the outcome decides."""
@@ -29,7 +34,7 @@ class Planned(NamedTuple):
 
     def hours(self) -> float:
         """Hours of one core, for tuning and for the reported runs."""
-        return sum(map(self._milliseconds, self.study.rows())) / HOURS
+        return sum(map(self._milliseconds, self.rows())) / HOURS
 
     def _milliseconds(self, row: str) -> float:
         one = cost(Run("train", self.study.shared(row, self.study.recipe.epochs)))
@@ -37,7 +42,7 @@ class Planned(NamedTuple):
 
     def line(self) -> tuple[str | Value, ...]:
         """A row of the table."""
-        recipe, rows = self.study.recipe, self.study.rows()
+        recipe, rows = self.study.recipe, self.rows()
         numbers = (recipe.batch_size, recipe.epochs, self.study.epochs, total_steps(recipe))
         runs = len(rows), sum(map(self.tried, rows)), self.seeds * len(rows)
         return self.experiment, self.name, *map(str, (*numbers, *runs)), Value(self.hours(), digits=1)
@@ -61,6 +66,7 @@ def planned() -> list[Planned]:
             *("confirm", f"{medium_scale.MODELS[model].label}, {medium_scale.CONFIRMED_LABELS}"),
             *(study, len(medium_scale.further_seeds(medium_scale.SEEDS))),
             tunes=False,
+            again=("look_sam_5",) * len(medium_scale.REUSE_ALPHAS),
         )
         for model, study in medium_scale.confirmed_studies().items()
     ]

@@ -1,9 +1,10 @@
 """Further seeds: what five seeds left open with noisy labels, on seeds that selected nothing.
 
 The best of twelve rows is partly luck, and after Holm's correction for all comparisons of the rivals five seeds leave
-little significant. So the rows that matter most are trained on twice as many further seeds, in two families of
+little significant. So the rows that matter most are trained on twice as many further seeds, in three families of
 comparisons, each fixed before its runs: the rival that users would choose, LookSAM-5 in the last fifth, against the
-base; and the paper's claim, that LookSAM-5 keeps SAM's gain and SAM-5 does not.
+base; the paper's claim, that LookSAM-5 keeps SAM's gain and SAM-5 does not; and what reusing g_v adds to SAM-5 at the
+same settings, which does not depend on how LookSAM-5 was tuned.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,9 +32,11 @@ from looksam.methods import label
 
 CHOSEN, *PAPER_ROWS = medium_scale.CONFIRMED
 LABELS = medium_scale.CONFIRMED_LABELS
+REUSES = {f"LookSAM-5, α = {alpha:g}": alpha for alpha in medium_scale.REUSE_ALPHAS}  # rows at SAM-5's settings
 FAMILIES = (  # pairs of rows; Holm's correction is over those of a family, on both models
     ((CHOSEN, "base"),),
     (*((row, "base") for row in PAPER_ROWS), ("look_sam_5", "sam_5")),
+    tuple((row, "sam_5") for row in REUSES),
 )
 Scores = Mapping[str, Mapping[str, list[float]]]  # by model, then by row: the accuracy of each seed
 Compared = Mapping[tuple[str, str, str], tuple[Difference, bool]]  # by model and pair, with whether it is significant
@@ -47,9 +50,11 @@ def stages(store: Store, seeds: int) -> Iterator[list[Run]]:
 
 
 def _runs(study: SearchStudy, store: Store, seeds: int) -> dict[str, list[Run]]:
+    sam_5 = study.tuned(store, "sam_5")
+    reuses = {row: sam_5.replace(method="look_sam", alpha=alpha) for row, alpha in REUSES.items()}
     return {
         row: [Run("train", recipe.replace(seed=seed)) for seed in medium_scale.further_seeds(seeds)]
-        for row, recipe in study.reported(store).items()
+        for row, recipe in (study.reported(store) | reuses).items()
     }
 
 
@@ -67,11 +72,11 @@ def findings(store: Store, seeds: int) -> Findings:
     compared = {key: found for pairs in FAMILIES for key, found in _compared(scores, pairs).items()}
     count = len(medium_scale.further_seeds(seeds))
     notes = [
-        f"{RULE} Here these are the two of the first table, and the six of the second together with LookSAM-5 against "
-        "SAM-5 on both models.",
+        f"{RULE} Here these are the two of the first table, the six of the second together with LookSAM-5 against "
+        "SAM-5 on both models, and the four of the third.",
         f"Settings are those of the rivals. {count} seeds that none of their runs has. How many, and which rows and "
         "comparisons, was decided before the runs of each table: of the first when the rivals on noisy labels had "
-        "been reported, of the second when the first was known.",
+        "been reported, of each other when the one before it was known.",
         how_tuned(count),
         claims.HOW_JUDGED,
     ]
@@ -81,7 +86,7 @@ def findings(store: Store, seeds: int) -> Findings:
         _answer(model, pair, *compared[model, *pair]) for pairs in FAMILIES for model in scores for pair in pairs
     ]
     answers += [f"{one.text}: {one.verdict} ({one.evidence})." for one in verdicts]
-    tables = [_late_table(scores, compared, store), _paper_table(scores, compared, store)]
+    tables = [table(scores, compared, store) for table in (_late_table, _paper_table, _reuse_table)]
     return Findings(answers, tables, (), notes, verdicts, [_headline(scores, compared, count)])
 
 
@@ -137,13 +142,30 @@ def _paper_table(scores: Scores, compared: Compared, store: Store) -> Table:
     return Table(f"The paper's methods on further seeds, {LABELS}, against the base above", header, lines)
 
 
+def _reuse_table(scores: Scores, compared: Compared, store: Store) -> Table:
+    header = ("model", "method", "test %", *DIFFERENCE, "time")
+    lines: list[tuple[Entry, ...]] = []
+    for model, rows in scores.items():
+        for row in REUSES:
+            gain, _ = compared[model, row, "sam_5"]
+            name, time = (MODELS[model].label, row), _time(model, "look_sam_5", store)
+            lines.append((*name, mean_entry(rows[row]), *_difference_entries(gain), time))
+    return Table(f"LookSAM-5 at the settings selected for SAM-5, {LABELS}, against SAM-5 above", header, lines)
+
+
 # --- sentences ------------------------------------------------------------------------------------------------------
 
 
 def _answer(model: str, pair: tuple[str, str], gain: Difference, clear: bool) -> str:
-    row, other = ("the base" if row == "base" else label(row) for row in pair)
+    row, other = map(_words, pair)
     where = f"95 % interval {_interval(gain)}, p = {gain.p:.2g}"
     return f"{MODELS[model].label}, {LABELS}: {row} is {above_or_below(gain.mean)} {other} ({verdict(clear)}; {where})."
+
+
+def _words(row: str) -> str:
+    if row in REUSES:
+        return f"{row}, at the settings of SAM-5,"
+    return "the base" if row == "base" else label(row)
 
 
 def _headline(scores: Scores, compared: Compared, count: int) -> str:

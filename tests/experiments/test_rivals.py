@@ -14,6 +14,7 @@ from looksam.experiments.overview import overview
 from looksam.experiments.report.page import page
 from looksam.experiments.report.text import section_markdown
 from looksam.experiments.reproduction import SCALES, sourced_section, stored_sections, summary
+from looksam.trainer.recipe import Recipe
 
 RIVALS, CONFIRM, LARGE_BATCH = (MEDIUM_EXPERIMENTS[name] for name in ("rivals", "confirm", "large-batch"))
 GAINS = {"sam": 8.0, "sam_k": 2.0, "look_sam": 7.2, "look_layer_sam": 6.0, "msam": 1.0, "asam": 8.5, "gsam": 8.0}
@@ -130,9 +131,13 @@ def test_the_confirmation_has_seeds_of_its_own(stored):
     *_, runs = CONFIRM.stages(store, SEEDS)
     late, throughout = {("look_sam", 0.8)}, {(method, 0) for method in ("base", "sam", "sam_k", "look_sam")}
     assert {(run.recipe.method, run.recipe.start) for run in runs} == late | throughout
-    assert {run.recipe.seed for run in runs} == {*range(SEEDS, 3 * SEEDS)} and len(runs) == 2 * 5 * 2 * SEEDS
+    assert {run.recipe.seed for run in runs} == {*range(SEEDS, 3 * SEEDS)} and len(runs) == 2 * 7 * 2 * SEEDS
     rivals = {run for stage in RIVALS.stages(store, SEEDS) for run in stage}
-    assert rivals.isdisjoint(runs) and {run.key for run in runs} < {run.key for run in rivals}
+    assert rivals.isdisjoint(runs)
+    others = {run.recipe for run in runs if run.key not in {run.key for run in rivals}}
+    at_sam_5 = {recipe.replace(method="sam_k", alpha=Recipe().alpha) for recipe in others}
+    assert {(recipe.method, recipe.alpha) for recipe in others} == {("look_sam", 0.1), ("look_sam", 0.3)}
+    assert at_sam_5 == {run.recipe for run in runs if run.recipe.method == "sam_k"}
 
 
 def test_the_confirmation_compares_two_rows_on_two_models(stored):
@@ -184,12 +189,23 @@ def test_each_family_of_comparisons_is_corrected_alone(stored, monkeypatch):
     assert families == [
         {(model, "look_sam_5@0.8", "base") for model in medium_scale.MODELS},
         {(model, *pair) for model in medium_scale.MODELS for pair in pairs},
+        {(model, f"LookSAM-5, α = {alpha}", "sam_5") for model in medium_scale.MODELS for alpha in (0.1, 0.3)},
     ]
+
+
+def test_what_the_reuse_adds_at_the_settings_of_sam_5(stored):
+    section = CONFIRM.section(stored[0], SEEDS)
+    _, paper, reuse = section.tables
+    (sam_5,) = [row for row in paper.rows if row[:2] == ("ResNet-8, SGD-M", "SAM-5")]
+    for row in reuse.rows:
+        assert float(row[3]) == pytest.approx(row[2].value - sam_5[2].value, abs=0.01)
+    assert [row[1] for row in reuse.rows] == 2 * ["LookSAM-5, α = 0.1", "LookSAM-5, α = 0.3"]
+    assert any("LookSAM-5, α = 0.1, at the settings of SAM-5, is" in answer for answer in section.answers)
 
 
 def test_an_unfinished_confirmation_has_no_numbers(tmp_path):
     section = CONFIRM.section(Store(tmp_path), SEEDS)
-    assert section.answers == ["0 of 60 runs are finished."] and not section.tables and not section.headline
+    assert section.answers == ["0 of 84 runs are finished."] and not section.tables and not section.headline
 
 
 def test_without_times_there_is_no_headline(stored, tmp_path):
